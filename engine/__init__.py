@@ -1,0 +1,1 @@
+"""The library behind `msctl`: one room per folder, imports go down only (docs/explanation/design.md)."""

@@ -1,0 +1,90 @@
+"""Builders: GPipe, 1F1B and interleaved 1F1B as lists of forwards and backwards.
+
+Compute only; `comm.py` adds what has to be sent, gathered and reduced. The orders equal those that
+`torch.distributed.pipelining` generates for the same shape, which a test checks. Paper 2 (interleaving).
+"""
+
+from engine.errors import LayoutError
+from engine.schedule.action import Action, Kind
+from engine.schedule.schedule import Schedule
+
+KINDS = ("gpipe", "1f1b", "interleaved")
+
+
+def resolve_kind(kind: str, vpp: int) -> str:
+    """`auto` as the kind that a layout asks for."""
+    if kind != "auto":
+        return kind
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def legal(kind: str, pp: int, vpp: int, microbatches: int) -> str | None:
+    """Why a shape cannot be scheduled, or None if it can."""
+    if min(pp, vpp, microbatches) < 1:
+        return "pp, vpp and the number of micro-batches must be at least 1"
+    if kind not in KINDS:
+        return f"there is no schedule {kind!r}; there are {', '.join(KINDS)}"
+    if kind != "interleaved" and vpp > 1:
+        return f"schedule {kind} holds one chunk per stage, but layout.vpp = {vpp}"
+    if kind == "interleaved" and microbatches % max(1, microbatches // pp):
+        return (
+            f"{microbatches} micro-batches do not fall into equal rounds of at least pp = {pp}"
+        )
+    return None
+
+
+def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
+    """A compute-only schedule; LayoutError if the shape is not legal.
+
+    kind is `auto`, `gpipe`, `1f1b` or `interleaved`; pp stages of vpp chunks each.
+    """
+    kind = resolve_kind(kind, vpp)
+    reason = legal(kind, pp, vpp, microbatches)
+    if reason:
+        raise LayoutError(
+            f"no {kind} schedule for pp={pp}, vpp={vpp}, micro-batches={microbatches}: {reason}",
+            remedy="make batch.global_batch / (micro_batch * dp) a multiple of layout.pp, "
+            "or set layout.vpp = 1",
+        )
+    maker = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved}[kind]
+    stages = tuple(tuple(maker(stage, pp, vpp, microbatches)) for stage in range(pp))
+    return Schedule(kind=kind, pp=pp, vpp=vpp, microbatches=microbatches, stages=stages)
+
+
+def _gpipe(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+    """All forwards, then all backwards."""
+    return [Action(Kind.FORWARD, stage, m) for m in range(microbatches)] + [
+        Action(Kind.BACKWARD, stage, m) for m in range(microbatches)
+    ]
+
+
+def _one_f_one_b(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+    """Warm-up of pp - 1 - stage forwards, then one forward and one backward in turn."""
+    forwards = [(stage, m) for m in range(microbatches)]
+    return _weave(forwards, forwards, warmup=pp - 1 - stage)
+
+
+def _interleaved(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+    """Rounds of micro-batches through the stage's chunks, first chunk first; backwards mirrored.
+
+    A stage runs ahead by one round per further chunk plus two forwards per stage behind it.
+    """
+    per_round = microbatches // max(1, microbatches // pp)
+    forwards, backwards = [], []
+    for first in range(0, microbatches, per_round):
+        batch = range(first, first + per_round)
+        forwards += [(local * pp + stage, m) for local in range(vpp) for m in batch]
+        backwards += [(local * pp + stage, m) for local in reversed(range(vpp)) for m in batch]
+    return _weave(forwards, backwards, warmup=(vpp - 1) * per_round + 2 * (pp - 1 - stage))
+
+
+def _weave(
+    forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], *, warmup: int
+) -> list[Action]:
+    """`warmup` forwards, then forward and backward in turn, then the remaining backwards."""
+    warmup = min(warmup, len(forwards))
+    steady = len(forwards) - warmup
+    order = [Action(Kind.FORWARD, c, m) for c, m in forwards[:warmup]]
+    for ahead, behind in zip(forwards[warmup:], backwards[:steady], strict=True):
+        order += [Action(Kind.FORWARD, *ahead), Action(Kind.BACKWARD, *behind)]
+    return order + [Action(Kind.BACKWARD, c, m) for c, m in backwards[steady:]]

@@ -1,0 +1,136 @@
+"""The whole of a run in one TOML file: sections, their keys, their defaults.
+
+Sections and keys are the fields below; nothing is renamed on the way in. Reading files and `--set` is
+`engine/spec/load.py`; contradictions between sections are found by `engine/spec/check.py`.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from engine.spec.base import Count, NonNegative, Noun, Positive, Ratio, Size, doc
+from engine.spec.cluster import ClusterSpec
+from engine.spec.layout import ParallelLayout
+from engine.spec.model import ModelSpec
+
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+
+
+class BatchSpec(Noun, frozen=True, kw_only=True):
+    """How many sequences a step takes."""
+
+    global_batch: Annotated[Count, doc("sequences per optimizer step, all replicas")]
+    micro_batch: Annotated[Count, doc("sequences per forward pass")] = 1
+
+    def microbatches(self, layout: ParallelLayout) -> int:
+        """Forward passes of one replica in a step."""
+        return self.global_batch // (self.micro_batch * layout.dp)
+
+
+class ScheduleSpec(Noun, frozen=True, kw_only=True):
+    """The order of forwards and backwards in the pipeline."""
+
+    kind: Annotated[
+        Literal["auto", "gpipe", "1f1b", "interleaved"],
+        doc("auto: interleaved if vpp > 1, else 1f1b"),
+    ] = "auto"
+
+
+class OverlapSpec(Noun, frozen=True, kw_only=True):
+    """Which communication runs behind computation; one switch per row of the paper's Table 3."""
+
+    tp: Annotated[bool, doc("all-gather and reduce-scatter behind their GEMMs")] = False
+    pp: Annotated[bool, doc("sends and receives behind other micro-batches")] = True
+    dp: Annotated[bool, doc("parameter gathers and gradient reductions per chunk")] = True
+
+
+class OptimSpec(Noun, frozen=True, kw_only=True):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Annotated[Literal["adamw"], doc("update rule")] = "adamw"
+    lr: Annotated[Positive, doc("peak learning rate")] = 3e-4
+    min_lr: Annotated[NonNegative, doc("learning rate at the end of the decay")] = 3e-5
+    warmup_steps: Annotated[Size, doc("steps of linear warm-up")] = 0
+    decay_steps: Annotated[Size, doc("steps until min_lr is reached; 0 = train.steps")] = 0
+    decay: Annotated[Literal["cosine", "linear", "constant"], doc("shape after warm-up")] = "cosine"
+    beta1: Annotated[Ratio, doc("decay of the first moment")] = 0.9
+    beta2: Annotated[Ratio, doc("decay of the second moment")] = 0.95
+    eps: Annotated[Positive, doc("added to the root of the second moment")] = 1e-8
+    weight_decay: Annotated[NonNegative, doc("decoupled; matrices only")] = 0.1
+    clip_norm: Annotated[NonNegative, doc("largest global gradient norm; 0 = no clipping")] = 1.0
+
+
+class DataSpec(Noun, frozen=True, kw_only=True):
+    """Where tokens come from."""
+
+    source: Annotated[
+        tuple[str, ...],
+        doc("files, folders, globs or fsspec URLs; python-stdlib: is the standard library's source"),
+    ] = ("python-stdlib:",)
+    format: Annotated[
+        Literal["auto", "text", "jsonl", "parquet", "megatron", "synthetic"],
+        doc("auto: by file name; synthetic needs no source"),
+    ] = "auto"
+    field: Annotated[str, doc("key (jsonl) or column (parquet) that holds the text")] = "text"
+    tokenizer: Annotated[
+        str, doc("bytes, bpe (trained from the source), or the path of a tokenizer.json")
+    ] = "bytes"
+    bpe_vocab: Annotated[Count, doc("size of a tokeniser trained by tokenizer = bpe")] = 4096
+    validation: Annotated[Ratio, doc("share of documents held out")] = 0.02
+    shuffle: Annotated[bool, doc("shuffle samples anew in every epoch")] = True
+    limit_bytes: Annotated[Size, doc("read at most this much text; 0 = all")] = 0
+    cache: Annotated[str, doc("folder for token files; empty = the user's cache")] = ""
+
+
+class TrainSpec(Noun, frozen=True, kw_only=True):
+    """The loop."""
+
+    steps: Annotated[Count, doc("optimizer steps in total")] = 100
+    precision: Annotated[Precision, doc("of parameters and activations; master is fp32")] = "fp32"
+    device: Annotated[Literal["auto", "cpu", "cuda"], doc("auto: cuda if present")] = "auto"
+    ops: Annotated[
+        Literal["auto", "reference", "native"], doc("operators: native ones where present")
+    ] = "auto"
+    eval_every: Annotated[Size, doc("steps between validations; 0 = only at the end")] = 0
+    eval_batches: Annotated[Size, doc("global batches of a validation; 0 = no validation")] = 4
+    deterministic: Annotated[bool, doc("refuse operators whose result depends on timing")] = True
+    threads: Annotated[Size, doc("CPU threads of a rank; 0 = cores / ranks on the node")] = 0
+    host: Annotated[str, doc("address at which ranks find each other")] = "127.0.0.1"
+    port: Annotated[Annotated[int, Meta(ge=0, le=65535)], doc("0 = a free one")] = 0
+
+
+class CkptSpec(Noun, frozen=True, kw_only=True):
+    """When to save and what to keep."""
+
+    every: Annotated[Size, doc("steps between checkpoints; 0 = only at the end")] = 0
+    keep: Annotated[Size, doc("newest checkpoints to keep; 0 = all")] = 3
+    at_end: Annotated[bool, doc("save after the last step")] = True
+
+
+class MonitorSpec(Noun, frozen=True, kw_only=True):
+    """What is recorded while training."""
+
+    events: Annotated[bool, doc("one span per action and rank")] = True
+    tensorboard: Annotated[bool, doc("write TensorBoard files")] = True
+    log_every: Annotated[Count, doc("steps between printed lines")] = 1
+    timeout_s: Annotated[Positive, doc("longest wait for a communication before giving up")] = 300.0
+
+
+class Recipe(Noun, frozen=True, kw_only=True):
+    """All sections of a run."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"), doc("of the run")]
+    seed: Annotated[Size, doc("of initial weights, data order and dropout")] = 1
+    model: Annotated[ModelSpec, doc("what is trained")]
+    batch: Annotated[BatchSpec, doc("how much per step")]
+    layout: Annotated[ParallelLayout, doc("how it is split over ranks")] = field(
+        default_factory=ParallelLayout
+    )
+    schedule: Annotated[ScheduleSpec, doc("pipeline order")] = field(default_factory=ScheduleSpec)
+    overlap: Annotated[OverlapSpec, doc("what is hidden")] = field(default_factory=OverlapSpec)
+    optimizer: Annotated[OptimSpec, doc("how weights move")] = field(default_factory=OptimSpec)
+    data: Annotated[DataSpec, doc("what is read")] = field(default_factory=DataSpec)
+    train: Annotated[TrainSpec, doc("the loop")] = field(default_factory=TrainSpec)
+    checkpoint: Annotated[CkptSpec, doc("saving")] = field(default_factory=CkptSpec)
+    monitor: Annotated[MonitorSpec, doc("recording")] = field(default_factory=MonitorSpec)
+    cluster: Annotated[ClusterSpec | None, doc("what it runs on, for plan; none = this machine")] = None
