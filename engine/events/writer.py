@@ -60,6 +60,18 @@ class EventWriter:
             self._open.pop()
             self.add("span", name, stream, start, time.perf_counter_ns() - start, attrs)
 
+    def enter(self, name: str, stream: str = "host", **attrs: Attr) -> None:
+        """Open a span by hand; `leave` closes the innermost one."""
+        if self._file is not None:
+            self._open.append((name, stream, time.perf_counter_ns(), attrs))
+
+    def leave(self, *, keep: bool = True) -> None:
+        """Close the innermost span; `keep=False` forgets it (too short to matter)."""
+        if self._file is not None:
+            name, stream, start, attrs = self._open.pop()
+            if keep:
+                self.add("span", name, stream, start, time.perf_counter_ns() - start, attrs)
+
     def instant(self, name: str, attrs: dict[str, Attr]) -> None:
         """Record that something happened now."""
         self.add("instant", name, "host", time.perf_counter_ns(), 0, attrs)

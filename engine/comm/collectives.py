@@ -1,0 +1,182 @@
+"""Every collective, send and receive of the project, on gloo and NCCL alike.
+
+The backends' traps are kept inside this file: names that torch renamed, gloo's reduce-scatter (which moves
+an all-reduce's volume, so a direct exchange summed in rank order replaces it), gloo's rule that a
+point-to-point work may be waited for only once, and the pairing of messages by tag or by order.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.errors import RunFailed
+
+
+class Group(NamedTuple):
+    """Ranks that communicate together for one purpose; alone (`size` 1) it needs no process group."""
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+
+class Work:
+    """A communication under way; `wait` may be called any number of times, the first one counts."""
+
+    def __init__(self, what: str, handles: list[dist.Work], keep: tuple[Tensor, ...] = ()) -> None:
+        self._what = what
+        self._handles = handles
+        self._keep = keep
+        self._finish: list[tuple[Tensor, Tensor]] = []
+
+    def then_sum(self, pieces: Tensor, out: Tensor) -> "Work":
+        """After the wait, sum `pieces` over their first dimension, in order, into `out`."""
+        self._finish.append((pieces, out))
+        return self
+
+    def wait(self) -> None:
+        """Block until the data may be used (on CUDA: until the stream may use them)."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            try:
+                handle.wait()
+            except RuntimeError as error:
+                raise lost(self._what, error) from error
+        finish, self._finish = self._finish, []
+        for pieces, out in finish:
+            torch.sum(pieces, 0, out=out)
+        self._keep = ()
+
+
+DONE = Work("nothing", [])
+"""A communication that needed no transfer."""
+
+
+def lost(what: str, error: Exception) -> RunFailed:
+    """A failed communication as an error that names who talked to whom."""
+    first = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return RunFailed(
+        f"{what} failed: {first}",
+        remedy="look at the ranks it names: `msctl diagnose --job last` says which one stopped first",
+    )
+
+
+def _tag(group: Group, what: str) -> str:
+    return f"{what} in group {group.name} of ranks {_brief(group.ranks)}"
+
+
+def _brief(ranks: tuple[int, ...]) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"[{ranks[0]}, {ranks[1]} ... {ranks[-1]}]"
+
+
+def _is_gloo(group: Group) -> bool:
+    return dist.get_backend(group.handle) == "gloo"
+
+
+def _begin(group: Group, what: str, call: object, *args: object, **options: object) -> dist.Work:
+    try:
+        return call(*args, group=group.handle, async_op=True, **options)  # type: ignore[operator, no-any-return]
+    except RuntimeError as error:
+        raise lost(_tag(group, what), error) from error
+
+
+def all_reduce(tensor: Tensor, group: Group, *, op: str = "sum") -> Work:
+    """Start reducing `tensor` over the group in place; op is `sum` or `max`."""
+    if group.size == 1:
+        return DONE
+    kind = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[op]
+    handle = _begin(group, "all_reduce", dist.all_reduce, tensor, op=kind)
+    return Work(_tag(group, "all_reduce"), [handle], (tensor,))
+
+
+def all_gather(out: Tensor, part: Tensor, group: Group) -> Work:
+    """Start gathering equal parts along dimension 0 into `out`, in the order of the group's index.
+
+    `part` may be this rank's slice of `out` itself.
+    """
+    if group.size == 1:
+        if out.data_ptr() != part.data_ptr():
+            out.copy_(part)
+        return DONE
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    handle = _begin(group, "all_gather", call, out, part)
+    return Work(_tag(group, "all_gather"), [handle], (out, part))
+
+
+def reduce_scatter(out: Tensor, whole: Tensor, group: Group) -> Work:
+    """Start summing `whole` over the group; each rank receives its part of dimension 0 in `out`.
+
+    On gloo the parts are exchanged directly and summed in rank order, so the result does not depend on
+    timing, and `whole` must stay unchanged until the wait.
+    """
+    if group.size == 1:
+        if out.data_ptr() != whole.data_ptr():
+            out.copy_(whole)
+        return DONE
+    what = _tag(group, "reduce_scatter")
+    if _is_gloo(group):
+        pieces = torch.empty((group.size, *out.shape), dtype=whole.dtype, device=whole.device)
+        handle = _begin(
+            group, "reduce_scatter", dist.all_to_all_single, pieces, whole.view(pieces.shape)
+        )
+        return Work(what, [handle], (whole,)).then_sum(pieces, out)
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return Work(what, [_begin(group, "reduce_scatter", call, out, whole)], (out, whole))
+
+
+def send(tensor: Tensor, to: int, group: Group, *, tag: int) -> Work:
+    """Start sending to global rank `to`; the tensor must not change until the wait."""
+    what = _tag(group, f"send to rank {to}")
+    try:
+        handle = dist.isend(tensor, dst=to, group=group.handle, tag=tag)
+    except RuntimeError as error:
+        raise lost(what, error) from error
+    return Work(what, [handle] if handle is not None else [], (tensor,))
+
+
+def receive(tensor: Tensor, source: int, group: Group, *, tag: int) -> Work:
+    """Start receiving from global rank `source` into `tensor`."""
+    what = _tag(group, f"receive from rank {source}")
+    try:
+        handle = dist.irecv(tensor, src=source, group=group.handle, tag=tag)
+    except RuntimeError as error:
+        raise lost(what, error) from error
+    return Work(what, [handle] if handle is not None else [], (tensor,))
+
+
+def barrier(group: Group) -> None:
+    """Return when every member has arrived."""
+    if group.size > 1:
+        token = torch.zeros(1, device="cpu" if _is_gloo(group) else "cuda")
+        all_reduce(token, group).wait()
+
+
+def gather_objects(value: object, group: Group) -> list[object]:
+    """Small JSON-like values of all members, in order of index, on every member.
+
+    Values travel as JSON, never as pickles.
+    """
+    import msgspec
+
+    if group.size == 1:
+        return [value]
+    device = "cpu" if _is_gloo(group) else "cuda"
+    data = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8).to(device)
+    sizes = torch.zeros(group.size, dtype=torch.int64, device=device)
+    all_gather(sizes, torch.tensor([data.numel()], device=device), group).wait()
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+    padded[: data.numel()] = data
+    out = torch.empty(group.size * padded.numel(), dtype=torch.uint8, device=device)
+    all_gather(out, padded, group).wait()
+    rows = out.view(group.size, -1).cpu()
+    return [
+        msgspec.json.decode(rows[i, : int(size)].numpy().tobytes()) for i, size in enumerate(sizes)
+    ]

@@ -1,0 +1,65 @@
+"""The live process groups of a layout: on each rank only those it belongs to, one per kind of traffic.
+
+Traffic of different kinds never shares a communicator, so an urgent message cannot queue behind a bulky
+one and no environment variable has to order them. All ranks create their groups in the same order of
+kinds; groups of one kind are disjoint, so nobody waits for the whole world (paper 3.5).
+"""
+
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from engine.comm.collectives import Group
+from engine.spec.layout import ParallelLayout
+
+
+class Mesh(NamedTuple):
+    """Groups of one rank, by kind of traffic."""
+
+    rank: int
+    layout: ParallelLayout
+    world: Group
+    tp: Group
+    pp_forward: Group
+    pp_backward: Group
+    dp_gather: Group
+    dp_reduce: Group
+    tied: Group
+    """First and last stage, which hold copies of a tied embedding; alone elsewhere."""
+
+
+def build_mesh(layout: ParallelLayout, rank: int, *, backend: str, timeout_s: float) -> Mesh:
+    """Create this rank's groups; `torch.distributed` must be initialised with the whole world.
+
+    Cost: one rendezvous per group among its members only.
+    """
+
+    def group(name: str, ranks: tuple[int, ...]) -> Group:
+        handle = None
+        if len(ranks) > 1:
+            handle = dist.new_group(
+                list(ranks),
+                timeout=timedelta(seconds=timeout_s),
+                backend=backend,
+                use_local_synchronization=True,
+                group_desc=name,
+            )
+        return Group(name, ranks, ranks.index(rank), handle)
+
+    everyone = tuple(range(layout.world_size))
+    pp = layout.group("pp", rank)
+    dp = layout.group("dp", rank)
+    ends = (pp[0], pp[-1]) if layout.pp > 1 and rank in (pp[0], pp[-1]) else (rank,)
+    handle = dist.group.WORLD if layout.world_size > 1 else None
+    return Mesh(
+        rank=rank,
+        layout=layout,
+        world=Group("world", everyone, rank, handle),
+        tp=group("tp", layout.group("tp", rank)),
+        pp_forward=group("pp_forward", pp),
+        pp_backward=group("pp_backward", pp),
+        dp_gather=group("dp_gather", dp),
+        dp_reduce=group("dp_reduce", dp),
+        tied=group("tied", ends),
+    )

@@ -1,0 +1,69 @@
+"""Start and end of `torch.distributed` on a rank.
+
+Ranks meet at a store: rank 0 serves it on a socket that its parent may have opened beforehand, so that no
+port is guessed. An address that is taken, or a peer that does not come, is an error that says so.
+"""
+
+import socket
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from engine.errors import MissingError, RunFailed
+
+
+class Rendezvous(NamedTuple):
+    """Where the ranks of a run meet. `listen_fd` is an open listening socket of rank 0, or -1."""
+
+    host: str
+    port: int
+    listen_fd: int = -1
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Open the store's socket; port 0 takes a free one. MissingError if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(4096)
+    except OSError as error:
+        made.close()
+        raise MissingError(
+            f"train.port = {port}: cannot listen on {host}:{port}: {error.strerror or error}",
+            remedy="set train.port = 0 to take a free port, or end the program that holds it",
+        ) from error
+    made.set_inheritable(True)
+    return made
+
+
+def start_world(
+    rank: int, world: int, meet: Rendezvous, *, backend: str, timeout_s: float
+) -> None:
+    """Join the run; returns when every rank is there. RunFailed if one is missing after the time-out."""
+    limit = timedelta(seconds=timeout_s)
+    options = {"master_listen_fd": meet.listen_fd} if rank == 0 and meet.listen_fd >= 0 else {}
+    try:
+        store = dist.TCPStore(
+            meet.host, meet.port, world, is_master=rank == 0, timeout=limit,
+            wait_for_workers=False, **options,
+        )  # fmt: skip
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
+        if world > 1:
+            token = torch.zeros(1, device="cuda" if backend == "nccl" else "cpu")
+            dist.all_reduce(token)
+    except (RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0][:300]
+        raise RunFailed(
+            f"rank {rank} of {world} could not join at {meet.host}:{meet.port}: {first}",
+            remedy="check that all ranks run and reach that address; raise monitor.timeout_s if slow",
+        ) from error
+
+
+def end_world() -> None:
+    """Leave the run in order."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,126 @@
+"""What differs between CPU and GPU, behind one small protocol.
+
+Two classes, no `if cuda` inside either, none outside. Streams of a CPU run in order and its events are
+clock readings, so code that overlaps is the same on both.
+"""
+
+import os
+import time
+from typing import Protocol
+
+import torch
+
+from engine.errors import MissingError
+
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Names of precisions in recipes."""
+
+
+class Device(Protocol):
+    """A device a rank computes on."""
+
+    backend: str
+    torch_device: torch.device
+
+    def synchronize(self) -> None:
+        """Wait for all work issued so far."""
+
+    def memory_bytes(self) -> int:
+        """Peak memory this process has held so far."""
+
+    def name(self) -> str:
+        """What the device calls itself."""
+
+    def gemm_flops_per_s(self, dtype: torch.dtype) -> float:
+        """Measured rate of a large matrix product, the denominator of MFU where no peak is known."""
+
+
+class CpuDevice:
+    """The processor of this node; `threads` are used by each operator."""
+
+    backend = "gloo"
+    torch_device = torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: operators return when done."""
+
+    def memory_bytes(self) -> int:
+        """Peak resident set of this process."""
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def name(self) -> str:
+        """Model name from the kernel, or the architecture."""
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8") as file:
+                for line in file:
+                    if line.startswith("model name"):
+                        return line.partition(":")[2].strip()
+        except OSError:
+            pass
+        return os.uname().machine
+
+    def gemm_flops_per_s(self, dtype: torch.dtype) -> float:
+        """Best of several products, for the threads this process uses."""
+        return _gemm_rate(self, dtype, size=512, repeats=6)
+
+
+class CudaDevice:
+    """One CUDA GPU, chosen by its index on this node."""
+
+    backend = "nccl"
+
+    def __init__(self, index: int) -> None:
+        if not torch.cuda.is_available():
+            raise MissingError(
+                "train.device = cuda: torch sees no CUDA device",
+                remedy="set train.device = cpu, or install a CUDA build of torch and a driver",
+            )
+        if index >= torch.cuda.device_count():
+            raise MissingError(
+                f"rank needs CUDA device {index}, this node has {torch.cuda.device_count()}",
+                remedy="start at most one rank per device, e.g. --set layout.dp=1",
+            )
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(index)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def memory_bytes(self) -> int:
+        """Peak bytes held by torch's allocator."""
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def name(self) -> str:
+        """The GPU's marketing name."""
+        return torch.cuda.get_device_name(self.torch_device)
+
+    def gemm_flops_per_s(self, dtype: torch.dtype) -> float:
+        """Best of several large products."""
+        return _gemm_rate(self, dtype, size=8192, repeats=10)
+
+
+def open_device(kind: str, local_rank: int) -> Device:
+    """The device of a rank: `cpu`, `cuda`, or `auto` (cuda if there is one)."""
+    if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+        return CudaDevice(local_rank)
+    return CpuDevice()
+
+
+def _gemm_rate(device: Device, dtype: torch.dtype, *, size: int, repeats: int) -> float:
+    a = torch.randn(size, size, device=device.torch_device).to(dtype)
+    best = float("inf")
+    for _ in range(repeats):
+        device.synchronize()
+        start = time.perf_counter()
+        a @ a
+        device.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

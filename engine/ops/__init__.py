@@ -1,0 +1,1 @@
+"""Operators with a reference and a native form (paper 3.3). Imports `device`, `spec`, `errors`."""

@@ -1,0 +1,61 @@
+"""Causal and sliding-window attention.
+
+Forms: torch's fused kernel for full causal attention on every device; for a window on CUDA the variable
+length kernel built into torch (FlashAttention-2, sm_80+); elsewhere the same fused kernel with a mask.
+Shapes: s sequence, b micro-batch, n heads, g key/value heads, d head size.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attention(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, *, window: int) -> Tensor:
+    """Each query sees itself and, up to `window` tokens in all (0 = no limit), what comes before.
+
+    Returns [s, b, n * d]. Key/value heads are shared by n / g query heads each.
+    """
+    s, b, n, d = q_sbnd.shape
+    limited = 0 < window < s
+    if limited and q_sbnd.is_cuda and q_sbnd.dtype in (torch.bfloat16, torch.float16):
+        return _varlen_window(q_sbnd, k_sbgd, v_sbgd, window)
+    q, k, v = (t.permute(1, 2, 0, 3) for t in (q_sbnd, k_sbgd, v_sbgd))
+    mask = window_mask(s, window, q.device) if limited else None
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=k.shape[1] != n
+    )
+    return out.permute(2, 0, 1, 3).reshape(s, b, n * d)
+
+
+def window_mask(s: int, window: int, device: torch.device) -> Tensor:
+    """[s, s] booleans: query i may see key j if i - window < j <= i."""
+    position = torch.arange(s, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+def reference_attention(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, *, window: int) -> Tensor:
+    """The same, written for reading: scores, mask, softmax, mix."""
+    s, b, n, d = q_sbnd.shape
+    repeat = n // k_sbgd.shape[2]
+    q = q_sbnd.permute(1, 2, 0, 3)
+    k, v = (t.repeat_interleave(repeat, dim=2).permute(1, 2, 0, 3) for t in (k_sbgd, v_sbgd))
+    scores = q @ k.transpose(-1, -2) / d**0.5
+    mask = window_mask(s, window or s, q.device)
+    out = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+    return out.permute(2, 0, 1, 3).reshape(s, b, n * d)
+
+
+def _varlen_window(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, window: int) -> Tensor:
+    """FlashAttention-2 inside torch: sequences packed one after the other, window to the left."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    s, b, n, d = q_sbnd.shape
+    packed = [t.transpose(0, 1).reshape(b * s, t.shape[2], d) for t in (q_sbnd, k_sbgd, v_sbgd)]
+    starts = torch.arange(0, (b + 1) * s, s, device=q_sbnd.device, dtype=torch.int32)
+    grouped = {"enable_gqa": True} if k_sbgd.shape[2] != n else {}
+    out = varlen_attn(
+        *packed, cu_seq_q=starts, cu_seq_k=starts, max_q=s, max_k=s,
+        window_size=(window - 1, 0), **grouped,
+    )  # fmt: skip
+    return out.reshape(b, s, n * d).transpose(0, 1)

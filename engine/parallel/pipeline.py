@@ -1,0 +1,181 @@
+"""Execute a schedule: walk the stage's actions, one `match` on the kind (paper 3.2, Figure 4).
+
+Sends and receives only start transfers. A forward or backward waits for what it needs and nothing else;
+that wait is recorded as an event, since it is what "exposed" means. The same walk serves training and,
+with a forward-only schedule, validation.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.comm.collectives import Work, receive, send
+from engine.comm.mesh import Mesh
+from engine.events.writer import EventWriter
+from engine.model.transformer import Chunk, MicroBatch
+from engine.parallel.zero import ShardedChunk
+from engine.schedule.action import Action, Kind
+from engine.schedule.schedule import Schedule
+from engine.schedule.simulate import LANES
+
+
+class Stage(NamedTuple):
+    """What a rank needs to run its part of a schedule."""
+
+    chunks: dict[int, Chunk]
+    shards: dict[int, ShardedChunk]
+    mesh: Mesh
+    events: EventWriter
+    stream_shape: tuple[int, ...]
+    """Shape of the tensor between chunks: [s (or s/t), b, h]."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Pipeline:
+    """Runs one schedule on one rank, step after step."""
+
+    def __init__(self, stage: Stage, schedule: Schedule) -> None:
+        self.stage, self.schedule = stage, schedule
+        self.index = stage.mesh.layout.coord(stage.mesh.rank).pp
+        self.program = schedule.stages[self.index]
+        self._inputs: dict[tuple[int, int], Tensor | None] = {}
+        self._outputs: dict[tuple[int, int], Tensor] = {}
+        self._received: dict[tuple[Kind, int, int], tuple[Tensor, Work]] = {}
+        self._to_send: dict[tuple[Kind, int, int], Tensor] = {}
+        self._local: dict[tuple[Kind, int, int], Tensor] = {}
+        self._sends: list[Work] = []
+
+    def run(
+        self, batches: Callable[[int], MicroBatch], *, scale: float, on_reduce: Callable[[int], None]
+    ) -> Tensor:
+        """Run a step: returns the sum of this stage's micro-batch losses (0 unless it is the last).
+
+        batches gives a micro-batch by number; scale multiplies the loss before backward; on_reduce is
+        called when a chunk's gradients are complete (it starts their reduction).
+        """
+        loss = torch.zeros((), dtype=torch.float64, device=self.stage.device)
+        events = self.stage.events
+        for action in self.program:
+            lane = LANES.get(action.kind, "compute")
+            attrs = {"chunk": action.chunk}
+            if action.microbatch is not None:
+                attrs["microbatch"] = action.microbatch
+            self._wait_for(action)
+            with events.span(action.kind.name.lower(), lane, **attrs):
+                match action.kind:
+                    case Kind.FORWARD:
+                        result = self._forward(action, batches(action.microbatch or 0))
+                        if result is not None:
+                            loss += result
+                    case Kind.BACKWARD:
+                        self._backward(action, scale)
+                    case Kind.SEND_F | Kind.SEND_B:
+                        self._send(action)
+                    case Kind.RECV_F | Kind.RECV_B:
+                        self._receive(action)
+                    case Kind.UNSHARD:
+                        self.stage.shards[action.chunk].start_unshard()
+                    case Kind.REDUCE_GRAD:
+                        on_reduce(action.chunk)
+                    case _:
+                        raise NotImplementedError(f"no execution for {action.kind.name}")
+        for work in self._sends:
+            work.wait()
+        self._sends.clear()
+        assert not self._outputs or not torch.is_grad_enabled(), "forwards without a backward"
+        self._inputs.clear()
+        self._outputs.clear()
+        return loss
+
+    def _wait_for(self, action: Action) -> None:
+        """Wait for the message or parameters a compute action needs, and say how long it took."""
+        if action.kind is Kind.FORWARD:
+            self._timed("dp_gather", action, self.stage.shards[action.chunk].finish_unshard)
+            key = (Kind.RECV_F, action.chunk, action.microbatch or 0)
+        elif action.kind is Kind.BACKWARD:
+            key = (Kind.RECV_B, action.chunk, action.microbatch or 0)
+        else:
+            return
+        if key in self._received:
+            _, work = self._received[key]
+            self._timed(LANES[key[0]], action, work.wait)
+
+    def _timed(self, on: str, action: Action, wait: Callable[[], None]) -> None:
+        start = time.perf_counter_ns()
+        self.stage.events.enter("wait", "compute", on=on, chunk=action.chunk)
+        wait()
+        length = time.perf_counter_ns() - start
+        self.stage.events.leave(keep=length > 20_000)  # shorter ones are the call itself
+
+    def _forward(self, action: Action, micro: MicroBatch) -> Tensor | None:
+        """Compute a chunk's output; the loss if it is the model's last."""
+        chunk, m = action.chunk, action.microbatch or 0
+        x = self._take(Kind.RECV_F, chunk, m)
+        if x is not None and torch.is_grad_enabled():
+            x.requires_grad_()
+        out = self.stage.chunks[chunk](x, micro)
+        if torch.is_grad_enabled():
+            self._inputs[chunk, m] = x
+            self._outputs[chunk, m] = out
+        if chunk == self.schedule.chunks - 1:
+            return out.detach().to(torch.float64)
+        self._hand_on(Kind.SEND_F, chunk, m, out.detach(), chunk + 1)
+        return None
+
+    def _backward(self, action: Action, scale: float) -> None:
+        """Back-propagate through a chunk; weight gradients land in its flat buffer."""
+        chunk, m = action.chunk, action.microbatch or 0
+        out = self._outputs.pop((chunk, m))
+        x = self._inputs.pop((chunk, m))
+        if chunk == self.schedule.chunks - 1:
+            torch.autograd.backward(out, torch.full_like(out, scale))
+        else:
+            torch.autograd.backward(out, self._take(Kind.RECV_B, chunk, m))
+        if x is not None:
+            assert x.grad is not None, "a chunk's input receives a gradient"
+            self._hand_on(Kind.SEND_B, chunk, m, x.grad, chunk - 1)
+
+    def _hand_on(self, kind: Kind, chunk: int, m: int, value: Tensor, neighbour: int) -> None:
+        """Keep a result for its SEND, or for a neighbouring chunk on this same stage."""
+        if self.schedule.stage_of(neighbour) == self.index:
+            receive_kind = Kind.RECV_F if kind is Kind.SEND_F else Kind.RECV_B
+            self._local[receive_kind, neighbour, m] = value
+        else:
+            self._to_send[kind, chunk, m] = value.contiguous()
+
+    def _take(self, kind: Kind, chunk: int, m: int) -> Tensor | None:
+        """The message for a compute action: received, local, or none (first chunk)."""
+        if (kind, chunk, m) in self._received:
+            return self._received.pop((kind, chunk, m))[0]
+        return self._local.pop((kind, chunk, m), None)
+
+    def _peer(self, chunk: int) -> int:
+        """Global rank that holds a chunk in this rank's pipeline."""
+        return self.stage.mesh.pp_forward.ranks[self.schedule.stage_of(chunk)]
+
+    def _send(self, action: Action) -> None:
+        forward = action.kind is Kind.SEND_F
+        group = self.stage.mesh.pp_forward if forward else self.stage.mesh.pp_backward
+        m = action.microbatch or 0
+        value = self._to_send.pop((action.kind, action.chunk, m))
+        to = action.chunk + (1 if forward else -1)
+        self._sends.append(send(value, self._peer(to), group, tag=self._tag(to, m)))
+
+    def _receive(self, action: Action) -> None:
+        forward = action.kind is Kind.RECV_F
+        group = self.stage.mesh.pp_forward if forward else self.stage.mesh.pp_backward
+        m = action.microbatch or 0
+        source = action.chunk + (-1 if forward else 1)
+        buffer = torch.empty(
+            self.stage.stream_shape, dtype=self.stage.dtype, device=self.stage.device
+        )
+        work = receive(buffer, self._peer(source), group, tag=self._tag(action.chunk, m))
+        self._received[action.kind, action.chunk, m] = (buffer, work)
+
+    def _tag(self, receiver: int, m: int) -> int:
+        """A number per message of a step and direction (gloo pairs by tag, NCCL by order)."""
+        return receiver * self.schedule.microbatches + m

@@ -1,0 +1,249 @@
+"""Tensor and sequence parallel twins of the model's layers (paper 3.2, Figure 3).
+
+Each twin computes what its plain module in engine/model/transformer.py computes, on this rank's part.
+With sequence parallelism the stream between sublayers is split along the sequence: `into` gathers it and
+`out` scatters the summed result; without, `into` is the identity and `out` an all-reduce. Gradients of
+weights are added straight into the chunk's flat buffer (no temporary per micro-batch), so the twins are
+autograd functions over activations only.
+
+Shapes as in the model; t marks a dimension divided by the tensor-parallel degree.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from engine.comm.collectives import Group, Work, all_gather, all_reduce, reduce_scatter
+from engine.events.writer import EventWriter
+from engine.parallel.flat import Weight
+
+
+class TensorAxis:
+    """The tensor-parallel group, and what crosses it."""
+
+    def __init__(self, group: Group, *, sequence_parallel: bool, events: EventWriter) -> None:
+        self.group = group
+        self.size, self.index = group.size, group.index
+        self.split_sequence = sequence_parallel and group.size > 1
+        self._events = events
+
+    def local_sequence(self, s: int) -> tuple[int, int]:
+        """Positions of the stream held by this rank."""
+        if not self.split_sequence:
+            return 0, s
+        each = s // self.size
+        return self.index * each, (self.index + 1) * each
+
+    def enter(self, x_sbh: Tensor) -> Tensor:
+        """The whole sequence, where the stream is split; the input itself otherwise."""
+        if not self.split_sequence:
+            return x_sbh
+        part = x_sbh.contiguous()
+        whole = part.new_empty((part.shape[0] * self.size, *part.shape[1:]))
+        self._timed("all_gather", whole, all_gather(whole, part, self.group))
+        return whole
+
+    def start_leave(self, partial_sbh: Tensor) -> tuple[Tensor, Work | None]:
+        """Start summing partial results; the returned tensor is valid after `finish`."""
+        if self.size == 1:
+            return partial_sbh, None
+        if not self.split_sequence:
+            return partial_sbh, all_reduce(partial_sbh, self.group)
+        s, *rest = partial_sbh.shape
+        out = partial_sbh.new_empty((s // self.size, *rest))
+        return out, reduce_scatter(out, partial_sbh, self.group)
+
+    def leave(self, partial_sbh: Tensor) -> Tensor:
+        """Sum partial results over the group; each rank keeps its part of the sequence, if split."""
+        out, work = self.start_leave(partial_sbh)
+        self.finish(work, partial_sbh)
+        return out
+
+    def finish(self, work: Work | None, partial: Tensor) -> None:
+        """Wait for what `start_leave` began."""
+        if work is not None:
+            self._timed("reduce_scatter" if self.split_sequence else "all_reduce", partial, work)
+
+    def sum(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """All-reduce of small statistics, in place."""
+        if self.size > 1:
+            self._timed("all_reduce", tensor, all_reduce(tensor, self.group, op=op))
+        return tensor
+
+    def _timed(self, op: str, tensor: Tensor, work: Work) -> None:
+        size = tensor.numel() * tensor.element_size()
+        with self._events.span("tp_comm", "tp", op=op, bytes=size):
+            work.wait()
+
+
+def add_outer(grad: Tensor, dy: Tensor, x: Tensor) -> None:
+    """grad [out, in] += dy [tokens, out]^T x [tokens, in], without a temporary if dtypes agree."""
+    if grad.dtype == x.dtype:
+        grad.addmm_(dy.t(), x)
+    else:
+        grad.add_(torch.mm(dy.t(), x))
+
+
+class ParallelInto(nn.Module):
+    """Column-parallel projections of one input: one gather, one GEMM for all of them."""
+
+    def __init__(self, weights: list[Weight], biases: list[Weight], axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.weights, self.biases = axis, weights, biases
+        self.sizes = [w.shape[0] for w in weights]
+
+    def fused(self, parts: list[Weight]) -> tuple[int, int]:
+        """The run of the flat buffer that neighbouring parameters occupy."""
+        for left, right in zip(parts, parts[1:], strict=False):
+            assert left.start + left.numel == right.start, "projections must lie side by side"
+        return parts[0].start, parts[-1].start + parts[-1].numel - parts[0].start
+
+    def matrix(self, *, grad: bool = False) -> Tensor:
+        """All weights (or gradients) as one [sum of outputs, hidden] matrix."""
+        start, numel = self.fused(self.weights)
+        flat = self.weights[0].flat
+        run = flat.grad_view(start, numel) if grad else flat.data[start : start + numel]
+        return run.view(-1, self.weights[0].shape[1])
+
+    def vector(self, *, grad: bool = False) -> Tensor | None:
+        """All biases as one vector."""
+        if not self.biases:
+            return None
+        start, numel = self.fused(self.biases)
+        flat = self.biases[0].flat
+        return flat.grad_view(start, numel) if grad else flat.data[start : start + numel]
+
+    def forward(self, x_sbh: Tensor) -> list[Tensor]:
+        """One output [s, b, size / t] per projection."""
+        out = _Into.apply(x_sbh, self)
+        return list(out.split(self.sizes, -1)) if len(self.sizes) > 1 else [out]
+
+
+class _Into(Function):
+    @staticmethod
+    def forward(ctx: Any, x_sbh: Tensor, op: ParallelInto) -> Tensor:
+        whole = op.axis.enter(x_sbh)
+        ctx.op = op
+        ctx.save_for_backward(whole)
+        return nn.functional.linear(whole, op.matrix(), op.vector())
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        op: ParallelInto = ctx.op
+        (whole,) = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx, work = op.axis.start_leave(torch.matmul(dy, op.matrix()))
+        flat_dy = dy.flatten(0, 1)  # the weight gradient runs while dx travels
+        add_outer(op.matrix(grad=True), flat_dy, whole.flatten(0, 1))
+        bias = op.vector(grad=True)
+        if bias is not None:
+            bias.add_(flat_dy.sum(0))
+        op.axis.finish(work, whole)
+        return dx, None
+
+
+class ParallelOut(nn.Module):
+    """Row-parallel projections, summed before one reduction; biases are added once, after it."""
+
+    def __init__(self, weights: list[Weight], biases: list[Weight], axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.weights, self.biases = axis, weights, biases
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Inputs [s, b, size / t]; the sum [s (or s/t), b, h]."""
+        return _Out.apply(self, *inputs)
+
+
+class _Out(Function):
+    @staticmethod
+    def forward(ctx: Any, op: ParallelOut, *inputs: Tensor) -> Tensor:
+        ctx.op = op
+        ctx.save_for_backward(*inputs)
+        total = torch.matmul(inputs[0], op.weights[0].data.t())
+        for x, weight in zip(inputs[1:], op.weights[1:], strict=True):
+            total.flatten(0, 1).addmm_(x.flatten(0, 1), weight.data.t())
+        out = op.axis.leave(total)
+        for bias in op.biases:
+            out += bias.data
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        op: ParallelOut = ctx.op
+        dy = dy.contiguous()
+        if op.biases:
+            total = dy.flatten(0, 1).sum(0)
+            for bias in op.biases:
+                bias.grad.add_(total)
+        whole = op.axis.enter(dy)
+        flat_dy = whole.flatten(0, 1)
+        results: list[Tensor | None] = [None]
+        for x, weight in zip(ctx.saved_tensors, op.weights, strict=True):
+            results.append(torch.matmul(whole, weight.data))
+            add_outer(weight.grad, flat_dy, x.flatten(0, 1))
+        return tuple(results)
+
+
+class ParallelNorm(nn.Module):
+    """LayerNorm or RMSNorm on the part of the sequence that this rank holds."""
+
+    def __init__(self, kind: str, eps: float, weight: Weight, bias: Weight | None) -> None:
+        super().__init__()
+        self.kind, self.eps, self.weight, self.bias = kind, eps, weight, bias
+
+    def forward(self, x_sbh: Tensor) -> Tensor:
+        """Normalise each token."""
+        return (_RmsNorm if self.kind == "rmsnorm" else _LayerNorm).apply(x_sbh, self)
+
+
+class _LayerNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, op: ParallelNorm) -> Tensor:
+        bias = None if op.bias is None else op.bias.data
+        y, mean, rstd = torch.ops.aten.native_layer_norm(
+            x, list(op.weight.shape), op.weight.data, bias, op.eps
+        )
+        ctx.op = op
+        ctx.save_for_backward(x, mean, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        op: ParallelNorm = ctx.op
+        x, mean, rstd = ctx.saved_tensors
+        bias = None if op.bias is None else op.bias.data
+        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            dy.contiguous(), x, list(op.weight.shape), mean, rstd, op.weight.data, bias,
+            [True, True, bias is not None],
+        )  # fmt: skip
+        op.weight.grad.add_(dweight)
+        if op.bias is not None:
+            op.bias.grad.add_(dbias)
+        return dx, None
+
+
+class _RmsNorm(Function):
+    """y = x / sqrt(mean(x^2) + eps) * w, in fp32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, op: ParallelNorm) -> Tensor:
+        wide = x.float() if x.dtype.itemsize < 4 else x
+        power = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+        rstd = power.div_(x.shape[-1]).add_(op.eps).rsqrt_()
+        ctx.op = op
+        ctx.save_for_backward(x, rstd)
+        return (wide * rstd).to(x.dtype).mul_(op.weight.data)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        op: ParallelNorm = ctx.op
+        x, rstd = ctx.saved_tensors
+        wide = x.float() if x.dtype.itemsize < 4 else x
+        normed = wide * rstd
+        product = dy * normed
+        op.weight.grad.add_(product.flatten(0, -2).sum(0))
+        mean = (product @ op.weight.data.to(product.dtype)).div_(x.shape[-1]).unsqueeze(-1)
+        dx = (dy * op.weight.data).to(wide.dtype).addcmul_(normed, mean, value=-1.0).mul_(rstd)
+        return dx.to(x.dtype), None
