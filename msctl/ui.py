@@ -1,0 +1,267 @@
+"""The only place that talks to a person: result to stdout, talk to stderr.
+
+A command (see `flags.py`) receives a `Ui` and uses, in this order of importance,
+
+    ui.result(noun, show)           the answer: with --json the noun itself, else `show(ui, noun)`
+    ui.table(title, columns, rows)  rows of the answer: a table on a terminal, TSV in a pipe
+    ui.line(text)                   one line of the answer
+    ui.note(text), ui.hint(text)    what was done and where, what to do next; on stderr, not with -q
+    ui.progress(label, total)       a bar on a terminal's stderr; yields a function to advance it
+    ui.exit(verdict_bad)            last call: ends with code 4 if the verdict is bad, else returns
+
+Nothing here computes; numbers are formatted by `engine.units`. Colour never carries meaning.
+"""
+
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO, TypeVar
+
+import msgspec
+import typer
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.errors import MissingError
+from engine.spec.base import Noun
+
+T = TypeVar("T")
+Cell = str | int | float | None
+BAD_VERDICT = 4
+_NARROWEST = 24
+_MOST_PROBLEMS = 20
+
+
+class Problem(Noun, frozen=True, kw_only=True):
+    """One fault as printed: what and where, and what to do."""
+
+    what: str
+    remedy: str
+
+
+class Ui:
+    """One command's way to the person or program that called it."""
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: int = 0) -> None:
+        self.json = json
+        self.quiet = quiet
+        self.verbose = verbose
+        self._document: bytes | None = None
+        self._tables = 0
+        self._out: TextIO = sys.stdout
+        self.stderr = _console(sys.stderr)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the answer is read on a terminal."""
+        return self._out.isatty()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether progress may be redrawn in place on stderr."""
+        return sys.stderr.isatty() and not self.quiet and os.environ.get("TERM") != "dumb"
+
+    def result(self, noun: T, show: "Callable[[Ui, T], None]") -> None:
+        """Give the answer: the noun as JSON, or what `show(ui, noun)` prints.
+
+        At most one a command. The document is written when the command has ended without an error,
+        so that --json always yields exactly one document.
+        """
+        if not self.json:
+            show(self, noun)
+            return
+        if self._document is not None:
+            raise RuntimeError("a command gave two results; --json prints exactly one document")
+        self._document = encode_json(noun)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Rows of the answer; nothing with --json.
+
+        On a terminal a table, or one record below the other where it is too narrow. In a pipe a
+        header and tab-separated rows; a second table follows an empty line and `# title`.
+        """
+        if self.json:
+            return
+        self._tables += 1
+        text = [[show_cell(cell) for cell in row] for row in rows]
+        if not self.is_terminal:
+            if self._tables > 1:
+                self._write(f"\n# {clean(title)}\n")
+            self._write("".join("\t".join(row) + "\n" for row in [list(columns), *text]))
+            return
+        console = _console(self._out)
+        table = _table(title, columns, rows, text)
+        if (
+            console.measure(table, options=console.options.update(max_width=10_000)).minimum
+            > console.width
+        ):
+            self._records(title, columns, text)
+        else:
+            self._render(console, table)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line of the answer (rich style names such as `bold red`); nothing with --json."""
+        if self.json:
+            return
+        if style and self.is_terminal:
+            self._render(_console(self._out), Text(clean(text), style=style))
+        else:
+            self._write(clean(text) + "\n")
+
+    def note(self, text: str) -> None:
+        """Say what was done and where."""
+        self._talk("", text, "")
+
+    def hint(self, text: str) -> None:
+        """Say what to do next."""
+        self._talk("hint: ", text, "cyan")
+
+    def warn(self, text: str) -> None:
+        """Say what may surprise."""
+        self._talk("warning: ", text, "yellow")
+
+    @contextmanager
+    def progress(self, label: str, total: float) -> Iterator[Callable[[float], None]]:
+        """A bar on stderr while the block runs; yields `advance(amount)`. None in a pipe."""
+        if not self.is_live:
+            yield lambda amount: None
+            return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.stderr, transient=True) as bar:
+            task = bar.add_task(clean(label), total=total)
+            yield lambda amount: bar.advance(task, amount)
+
+    def exit(self, verdict_bad: bool) -> None:
+        """End with code 4 if the verdict is bad; return if it is good."""
+        if verdict_bad:
+            raise typer.Exit(BAD_VERDICT)
+
+    def close(self) -> None:
+        """Write the JSON document; called once by `flags.py`."""
+        if self.json:
+            self._write((self._document or b"null\n").decode())
+
+    def write_document(self, value: object) -> None:
+        """Print a value as the one JSON document of this process."""
+        self._document = encode_json(value)
+        self.close()
+
+    def _talk(self, prefix: str, text: str, style: str) -> None:
+        if not self.quiet:
+            self.stderr.print(Text(prefix + clean(text), style=style), soft_wrap=True)
+
+    def _records(self, title: str, columns: Sequence[str], rows: list[list[str]]) -> None:
+        """A table that does not fit: one field a line, an empty line between rows."""
+        records = (
+            "".join(f"{c}: {cell}\n" for c, cell in zip(columns, row, strict=True)) for row in rows
+        )
+        self._write((clean(title) + "\n" if title else "") + "\n".join(records))
+
+    def _render(self, console: Console, what: "Table | Text") -> None:
+        with console.capture() as captured:
+            console.print(what)
+        self._write(captured.get())
+
+    def _write(self, text: str) -> None:
+        """Put text on stdout; a reader that went away is no error, a full disk is."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError:
+            silence_stdout()
+            self._out = sys.stdout
+        except OSError as error:
+            silence_stdout()
+            raise MissingError(
+                f"stdout cannot be written: {error.strerror}",
+                remedy="free space where the output goes, or send it elsewhere",
+            ) from None
+
+
+def clean(text: str) -> str:
+    """Text as shown: control characters (a log may hold terminal commands) become escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        f"\\x{ord(c):02x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" else c
+        for c in text
+    )
+
+
+def show_cell(cell: Cell) -> str:
+    """A cell as text: `-` for nothing, four digits for a bare float, no tabs or line ends."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    return clean(" ".join(str(cell).split("\n")).replace("\t", " "))
+
+
+def encode_json(noun: object) -> bytes:
+    """A noun as one indented JSON document: raw SI values under the fields' own names."""
+    return msgspec.json.format(msgspec.json.encode(noun, enc_hook=_plain), indent=2) + b"\n"
+
+
+def silence_stdout() -> None:
+    """Send further output nowhere, so that the flush at exit finds nothing to complain about."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives until exit
+
+
+def print_error(kind: str, problems: Sequence[Problem], *, json: bool, code: int) -> None:
+    """What, where and remedy of each fault: on stderr, or as the one JSON document on stdout."""
+    if json:
+        first = {"kind": kind, "what": problems[0].what, "remedy": problems[0].remedy}
+        document = {"error": first | {"exit": code, "problems": problems}}
+        Ui(json=True).write_document(document)
+        return
+    console = _console(sys.stderr)
+    for problem in problems[:_MOST_PROBLEMS]:
+        line = Text("error: ", style="bold red").append(
+            clean(problem.what), style="not bold default"
+        )
+        console.print(line, soft_wrap=True)
+        console.print()
+        console.print(Text(f"hint: {clean(problem.remedy)}", style="cyan"), soft_wrap=True)
+        if problem is not problems[-1]:
+            console.print()
+    if len(problems) > _MOST_PROBLEMS:
+        console.print(f"and {len(problems) - _MOST_PROBLEMS} more problems")
+
+
+def _plain(value: object) -> object:
+    """What msgspec does not know (paths, fractions, numpy scalars) as JSON."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)
+
+
+def _console(file: TextIO) -> Console:
+    """A console that prints what it is given: no markup, no emoji, no highlighting."""
+    return Console(file=file, markup=False, emoji=False, highlight=False)
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], text: list[list[str]]
+) -> Table:
+    """A rich table; columns that hold only quantities are right-aligned."""
+    table = Table(title=Text(clean(title)) if title else None, box=ROUNDED, title_justify="left")
+    for index, name in enumerate(columns):
+        cells = [row[index] for row in text if row[index] != "-"]
+        numeric = bool(cells) and all(cell.lstrip("+-~<>").strip()[:1].isdigit() for cell in cells)
+        widest = max((len(word) for cell in [name, *cells] for word in cell.split()), default=1)
+        table.add_column(
+            Text(name), justify="right" if numeric else "left", overflow="fold",
+            no_wrap=numeric, min_width=min(widest, _NARROWEST),
+        )  # fmt: skip
+    for row in text:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
