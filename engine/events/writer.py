@@ -65,12 +65,13 @@ class EventWriter:
         if self._file is not None:
             self._open.append((name, stream, time.perf_counter_ns(), attrs))
 
-    def leave(self, *, keep: bool = True) -> None:
-        """Close the innermost span; `keep=False` forgets it (too short to matter)."""
+    def leave(self, *, longer_than_ns: int = 0) -> None:
+        """Close the innermost span; a shorter one than the limit is forgotten."""
         if self._file is not None:
             name, stream, start, attrs = self._open.pop()
-            if keep:
-                self.add("span", name, stream, start, time.perf_counter_ns() - start, attrs)
+            length = time.perf_counter_ns() - start
+            if length >= longer_than_ns:
+                self.add("span", name, stream, start, length, attrs)
 
     def instant(self, name: str, attrs: dict[str, Attr]) -> None:
         """Record that something happened now."""

@@ -5,7 +5,6 @@ that wait is recorded as an event, since it is what "exposed" means. The same wa
 with a forward-only schedule, validation.
 """
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -105,11 +104,9 @@ class Pipeline:
             self._timed(LANES[key[0]], action, work.wait)
 
     def _timed(self, on: str, action: Action, wait: Callable[[], None]) -> None:
-        start = time.perf_counter_ns()
         self.stage.events.enter("wait", "compute", on=on, chunk=action.chunk)
         wait()
-        length = time.perf_counter_ns() - start
-        self.stage.events.leave(keep=length > 20_000)  # shorter ones are the call itself
+        self.stage.events.leave(longer_than_ns=20_000)  # shorter ones are the call itself
 
     def _forward(self, action: Action, micro: MicroBatch) -> Tensor | None:
         """Compute a chunk's output; the loss if it is the model's last."""

@@ -25,6 +25,12 @@ def add_comm(
     return schedule.with_stages(stages)
 
 
+def forward_only(schedule: Schedule) -> Schedule:
+    """The forward half of a program, in the same order: what validation runs."""
+    keep = (Kind.FORWARD, Kind.SEND_F, Kind.RECV_F, Kind.UNSHARD)
+    return schedule.with_stages([a for a in stage if a.kind in keep] for stage in schedule.stages)
+
+
 def source(schedule: Schedule, action: Action) -> int | None:
     """The stage whose message a forward or backward waits for; None if its input is local."""
     if action.kind is Kind.FORWARD:

@@ -1,0 +1,62 @@
+"""AdamW on one flat shard: torch's own fused kernel over at most a few runs of the shard.
+
+A run is a stretch with or without weight decay. Moments are flat tensors of the shard's length, so a
+checkpoint can take any part of them.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.spec.recipe import OptimSpec
+
+
+class ShardAdamW:
+    """Decoupled weight decay Adam (arXiv:1711.05101) for `master`, a 1-D tensor updated in place."""
+
+    slots = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, spec: OptimSpec, master: Tensor, decayed: list[tuple[int, int]]) -> None:
+        self.master = master
+        self.state = {slot: torch.zeros_like(master) for slot in self.slots}
+        self._steps: list[Tensor] = []
+        self._runs: list[tuple[torch.nn.Parameter, slice]] = []
+        groups = []
+        for begin, end, decay in _cut(decayed, master.numel()):
+            part = slice(begin, end)
+            run = torch.nn.Parameter(master[part], requires_grad=False)
+            self._runs.append((run, part))
+            groups.append({"params": [run], "weight_decay": spec.weight_decay if decay else 0.0})
+        self._torch = None
+        if groups:
+            self._torch = torch.optim.AdamW(
+                groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True
+            )
+            for run, part in self._runs:
+                moments = {slot: self.state[slot][part] for slot in self.slots}
+                count = torch.zeros((), dtype=torch.float32, device=master.device)
+                self._torch.state[run] = {"step": count, **moments}
+                self._steps.append(count)
+
+    def step(self, grad: Tensor, *, lr: float, update: int) -> None:
+        """Apply update number `update` (from 0) with the reduced gradient of the shard."""
+        if self._torch is None:
+            return
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        for count in self._steps:
+            count.fill_(update)
+        for run, part in self._runs:
+            run.grad = grad[part]
+        self._torch.step()
+        for run, _ in self._runs:
+            run.grad = None
+
+
+def _cut(decayed: list[tuple[int, int]], numel: int) -> list[tuple[int, int, bool]]:
+    """The whole range as runs with and without decay, in order, empty ones left out."""
+    runs, position = [], 0
+    for begin, end in decayed:
+        runs += [(position, begin, False), (begin, end, True)]
+        position = end
+    runs.append((position, numel, False))
+    return [run for run in runs if run[0] < run[1]]

@@ -1,0 +1,1 @@
+"""Assembles the rooms below and runs steps (paper 6). Start with trainer.py."""

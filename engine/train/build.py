@@ -1,0 +1,115 @@
+"""From a recipe to the parts of one rank: model chunks, shards, optimizers, pipelines."""
+
+from typing import NamedTuple
+
+import torch
+
+from engine.comm.mesh import Mesh
+from engine.device import DTYPES, Device
+from engine.events.writer import EventWriter
+from engine.optim.adam import ShardAdamW
+from engine.parallel.apply import Placement, parallelize
+from engine.parallel.flat import FlatChunk
+from engine.parallel.pipeline import Pipeline, Stage
+from engine.parallel.tensor import TensorAxis
+from engine.parallel.zero import ShardedChunk
+from engine.schedule.build import build
+from engine.schedule.comm import add_comm, forward_only
+from engine.schedule.schedule import Schedule
+from engine.schedule.verify import verify
+from engine.spec.recipe import Recipe
+
+
+class Unit(NamedTuple):
+    """A flat buffer with its sharding and its optimizer."""
+
+    shard: ShardedChunk
+    optimizer: ShardAdamW
+
+
+class Engine(NamedTuple):
+    """Everything that one rank trains with."""
+
+    mesh: Mesh
+    stage: Stage
+    train: Pipeline
+    evaluate: Pipeline
+    units: dict[int, Unit]
+    """By chunk."""
+    tied: Unit | None
+    """The separately kept vocabulary matrix of a first or last stage, if tied over two stages."""
+
+    def all_units(self) -> list[Unit]:
+        """Chunks in forward order, then the tied matrix."""
+        return [*self.units.values(), *([self.tied] if self.tied else [])]
+
+
+def step_program(recipe: Recipe) -> Schedule:
+    """The verified program of a training step of this recipe."""
+    layout = recipe.layout
+    compute = build(
+        recipe.schedule.kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout)
+    )
+    return verify(add_comm(compute, overlap_pp=recipe.overlap.pp, overlap_dp=recipe.overlap.dp))
+
+
+def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter) -> Engine:
+    """Create this rank's part of the model with its initial values, and all that moves it."""
+    layout, model = recipe.layout, recipe.model
+    program = step_program(recipe)
+    axis = TensorAxis(mesh.tp, sequence_parallel=layout.sequence_parallel, events=events)
+    share_tied = model.tied and layout.pp > 1
+    place = Placement(
+        dtype=DTYPES[recipe.train.precision], device=device.torch_device, dp=layout.dp,
+        seed=recipe.seed, share_tied=share_tied,
+    )  # fmt: skip
+    chunks, units, tied = {}, {}, None
+    for chunk in program.chunks_of(layout.coord(mesh.rank).pp):
+        ends = (chunk == 0, chunk == layout.chunks - 1)
+        made = parallelize(model, layout.layers_of(chunk, model.layers), ends, axis, place)
+        chunks[chunk] = made.module
+        units[chunk] = _unit(recipe, made.flat, mesh, axis)
+        if made.tied is not None:
+            tied = _unit(recipe, made.tied, mesh, axis)
+    begin, end = axis.local_sequence(model.seq)
+    stage = Stage(
+        chunks=chunks, shards={c: u.shard for c, u in units.items()}, mesh=mesh, events=events,
+        stream_shape=(end - begin, recipe.batch.micro_batch, model.hidden),
+        dtype=place.dtype, device=device.torch_device,
+    )  # fmt: skip
+    forward = forward_only(program)
+    return Engine(mesh, stage, Pipeline(stage, program), Pipeline(stage, forward), units, tied)
+
+
+def _unit(recipe: Recipe, flat: FlatChunk, mesh: Mesh, axis: TensorAxis) -> Unit:
+    shard = ShardedChunk(flat, mesh, zero=recipe.layout.zero, sum_tp=axis.split_sequence)
+    begin, end = shard.range
+    decayed = [
+        (max(start, begin) - begin, min(stop, end) - begin)
+        for start, stop in flat.decayed()
+        if max(start, begin) < min(stop, end)
+    ]
+    return Unit(shard, ShardAdamW(recipe.optimizer, shard.master, decayed))
+
+
+def counted_parts(unit: Unit, engine: Engine) -> list[tuple[int, int]]:
+    """Runs of a shard (relative to it) that this rank counts in global sums, each element once.
+
+    Copies held by other tp ranks, by other replicas (zero = 0) and by the last stage (tied) are theirs.
+    """
+    mesh, shard = engine.mesh, unit.shard
+    if shard.zero == 0 and mesh.dp_reduce.index > 0:
+        return []
+    if unit is engine.tied and mesh.tied.index > 0:
+        return []
+    begin, end = shard.range
+    first_copy, stop = shard.flat.replicated()
+    limit = stop if mesh.tp.index == 0 else first_copy
+    return [(0, min(end, limit) - begin)] if min(end, limit) > begin else []
+
+
+def seed_everything(recipe: Recipe) -> None:
+    """Nothing of ours draws from global generators; this is for operators that might."""
+    torch.manual_seed(recipe.seed)
+    if recipe.train.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=False)
