@@ -1,0 +1,1 @@
+"""Keeps a run alive (paper 4.1): the driver side is torch-free, ranks are forked from a warm nursery."""
