@@ -1,0 +1,238 @@
+"""From the words of a command line or recipe to a job and a search space; and the plan itself.
+
+Unknown inputs are filled with the defaults below and each is named as an assumption in the report.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.errors import RecipeError
+from engine.plan.models import Source, load_model
+from engine.plan.profiles import fitted, profile
+from engine.plan.report import PlanReport
+from engine.plan.search import Space, divisors, search
+from engine.plan.setup import RECOMPUTE, Job
+from engine.spec.cluster import ClusterSpec
+from engine.spec.model import ModelSpec
+from engine.spec.presets import CLUSTERS
+
+_AXES = ("tp", "pp", "vpp", "dp", "cp", "ep")
+_LARGEST_FILE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked; 0 or an empty string means not given."""
+
+    model: str
+    gpus: int = 0
+    cluster: str = ""
+    batch: int = 0
+    seq: int = 0
+    precision: str = ""
+    system: str = "msctl"
+    sets: Sequence[str] = ()
+    top: int = 10
+
+
+class Prepared(NamedTuple):
+    """A job, its devices, what may vary, and what was assumed."""
+
+    job: Job
+    gpus: int
+    space: Space
+    assumptions: tuple[str, ...]
+
+
+def make_plan(request: Request) -> PlanReport:
+    """Search and report."""
+    ready = prepare(request)
+    found = search(ready.job, ready.gpus, ready.space, top=request.top)
+    return PlanReport(
+        model=ready.job.model,
+        params=float(ready.job.model.params),
+        cluster=ready.job.cluster,
+        gpus=ready.gpus,
+        global_batch=ready.job.global_batch,
+        precision=ready.job.precision,
+        system=ready.job.profile.name,
+        assumptions=ready.assumptions,
+        candidates=found.candidates,
+        refusals=found.refusals,
+        considered=found.considered,
+        simulated=found.simulated,
+    )
+
+
+def prepare(request: Request) -> Prepared:
+    """Resolve every input; RecipeError says which one is wrong."""
+    source = load_model(request.model)
+    notes = list(source.assumptions)
+    sets = _parse_sets(request.sets)
+    model = source.model
+    changes = {
+        key.split(".", 1)[1]: value for key, value in sets.items() if key.startswith("model.")
+    }
+    if request.seq:
+        changes["seq"] = str(request.seq)
+    if changes:
+        model = _changed(model, changes)
+    gpus = request.gpus or _recipe_gpus(source)
+    cluster = _cluster(request, source, notes)
+    if not gpus:
+        gpus = cluster.world_size
+        notes.append(f"{gpus} devices (all of cluster {cluster.name})")
+    nodes = math.ceil(gpus / cluster.gpus_per_node)
+    cluster = msgspec.structs.replace(cluster, nodes=nodes)
+    precision = _precision(request, cluster, notes)
+    batch = _batch(request, source, model.seq, gpus, notes)
+    system = profile(request.system)
+    generation = cluster.device.peak_flops_per_s.get("bf16", 0.0)
+    attention = "cudnn" if generation > 500e12 and request.system in ("nemo", "msctl") else "flash2"
+    job = Job(
+        model=model, experts=source.experts, cluster=cluster, global_batch=batch,
+        precision=precision, attention=attention, profile=system,  # type: ignore[arg-type]
+        physics=fitted().physics, speed=speed_of(cluster.device.name, precision),
+    )  # fmt: skip
+    return Prepared(job, gpus, _space(sets, job), tuple(notes))
+
+
+def speed_of(device: str, precision: str) -> float:
+    """Fitted GEMM speed of a device, 1.0 if none was fitted."""
+    table = fitted().devices
+    return table.get(f"{device}/{precision}", table.get(device, 1.0))
+
+
+def load_cluster(name: str) -> ClusterSpec:
+    """A preset or a TOML file with the keys of a recipe's [cluster] section."""
+    if name in CLUSTERS:
+        return CLUSTERS[name]
+    path = Path(name)
+    if not path.is_file():
+        raise RecipeError(
+            f"--cluster {name}: neither a preset nor a file",
+            remedy=f"use one of {', '.join(CLUSTERS)}, or a TOML file",
+        )
+    if path.stat().st_size > _LARGEST_FILE:
+        raise RecipeError(f"{path}: too large for a cluster file", remedy="give a cluster's TOML")
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=ClusterSpec)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RecipeError(f"{path}: {error}", remedy="correct the key named above") from None
+
+
+def _cluster(request: Request, source: Source, notes: list[str]) -> ClusterSpec:
+    if request.cluster:
+        return load_cluster(request.cluster)
+    if source.recipe is not None and source.recipe.cluster is not None:
+        return source.recipe.cluster
+    notes.append("cluster a100-nvl8: eight A100-80GB a node, 300 GB/s inside, 25 GB/s per GPU out")
+    return CLUSTERS["a100-nvl8"]
+
+
+def _precision(request: Request, cluster: ClusterSpec, notes: list[str]) -> str:
+    wanted = request.precision
+    if not wanted:
+        wanted = "bf16"
+        notes.append("precision bf16")
+    if wanted not in cluster.device.peak_flops_per_s:
+        raise RecipeError(
+            f"--precision {wanted}: {cluster.device.name} has no peak for it",
+            remedy=f"use one of {', '.join(cluster.device.peak_flops_per_s)}",
+        )
+    return wanted
+
+
+def _batch(request: Request, source: Source, seq: int, gpus: int, notes: list[str]) -> int:
+    if request.batch:
+        return request.batch
+    if source.recipe is not None:
+        return source.recipe.batch.global_batch
+    tokens = 12.6e6 if gpus >= 3072 else 4.2e6 if gpus >= 512 else 1.6e6
+    batch = max(1, round(tokens / seq))
+    batch = max(1, batch // gpus) * gpus if batch >= gpus else 2 ** round(math.log2(batch))
+    batch = _round_batch(batch, gpus)
+    notes.append(f"global batch of {batch} sequences ({batch * seq / 1e6:.1f} M tokens)")
+    return batch
+
+
+def _round_batch(batch: int, gpus: int) -> int:
+    """A batch with many divisors in common with the cluster."""
+    target = gpus
+    while target > batch and target % 2 == 0:
+        target //= 2
+    return max(1, round(batch / target)) * target
+
+
+def _recipe_gpus(source: Source) -> int:
+    return source.recipe.layout.world_size if source.recipe is not None else 0
+
+
+def _changed(model: ModelSpec, changes: dict[str, str]) -> ModelSpec:
+    """The model with some keys set; derived sizes are derived anew where their source changed."""
+    fields = msgspec.to_builtins(model)
+    if "hidden" in changes or "heads" in changes:
+        fields["head_dim"] = 0
+    if "hidden" in changes:
+        fields["ffn"] = 0
+    if "heads" in changes and model.kv_heads == model.heads:
+        fields["kv_heads"] = 0
+    try:
+        return msgspec.convert(fields | changes, ModelSpec, strict=False)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"--set model: {error}", remedy="give a value of that type") from None
+
+
+def _parse_sets(sets: Sequence[str]) -> dict[str, str]:
+    """`layout.tp=8` as a pair; only keys that a plan can hold fast."""
+    known = {f"layout.{axis}" for axis in _AXES} | set(_OTHER_SETS)
+    known |= {f"model.{name}" for name in ModelSpec.__struct_fields__}
+    found = {}
+    for item in sets:
+        key, equals, value = item.partition("=")
+        if not equals or key not in known or not value:
+            raise RecipeError(
+                f"--set {item}: not one of the keys that a plan can hold fast",
+                remedy="use KEY=VALUE with one of layout.tp, layout.pp, layout.vpp, layout.dp, "
+                f"layout.cp, layout.ep, {', '.join(_OTHER_SETS)}, model.*",
+            )
+        found[key] = value
+    return found
+
+
+_OTHER_SETS = ("layout.zero", "layout.sequence_parallel", "layout.recompute", "batch.micro_batch")
+
+
+def _space(sets: dict[str, str], job: Job) -> Space:
+    """Free axes, except those set; a comma separates alternatives."""
+    space = Space()
+    for key, text in sets.items():
+        name = key.split(".", 1)[1]
+        if key.startswith("model."):
+            continue
+        fixed: dict[str, Any] = {name: tuple(_value(key, word) for word in text.split(","))}
+        space = space._replace(**fixed)
+    if job.experts is not None and "layout.ep" not in sets:
+        space = space._replace(ep=tuple(d for d in divisors(job.experts.count) if d <= 64))
+    return space
+
+
+def _value(key: str, word: str) -> int | bool | str:
+    """One alternative of a constraint."""
+    if key == "layout.recompute":
+        if word in RECOMPUTE:
+            return word
+    elif key == "layout.sequence_parallel":
+        if word in ("true", "false"):
+            return word == "true"
+    elif word.isdecimal() and len(word) < 8 and (int(word) > 0 or key == "layout.zero"):
+        return int(word)
+    raise RecipeError(
+        f"--set {key}={word}: not a value of that key",
+        remedy=f"e.g. --set layout.tp=8, --set layout.recompute={RECOMPUTE[1]}",
+    )
