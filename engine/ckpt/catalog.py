@@ -1,0 +1,171 @@
+"""What lies in a folder of checkpoints, and which of them may be loaded.
+
+A folder is a checkpoint if its COMMITTED marker names a manifest that matches, and every file the
+manifest lists is there with its exact size. `latest` is decided by looking, never by a pointer
+file.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.ckpt.manifest import (
+    COMMITTED,
+    MANIFEST_LIMIT,
+    MARKER_LIMIT,
+    Manifest,
+    decode,
+    decode_marker,
+)
+from engine.ckpt.store import Found, Store, open_store, split
+from engine.errors import CheckpointError
+from engine.spec.base import Noun
+from engine.spec.layout import ParallelLayout
+
+logger = logging.getLogger(__name__)
+
+CLAIM = "ATTEMPT"
+"""First file of a folder: which attempt owns it."""
+
+_FOLDER = re.compile(r"step-(\d{8,12})(?:\.(\d{1,4}))?")
+
+State = Literal["committed", "damaged", "partial"]
+
+
+class CheckpointInfo(Noun, frozen=True, kw_only=True):
+    """One folder as `msctl ckpt list` shows it."""
+
+    name: str
+    step: int
+    attempt: int
+    state: State
+    bytes: int
+    files: int
+    created_s: float
+    layout: ParallelLayout | None = None
+    why: str = ""
+
+
+def folder_name(step: int, attempt: int = 1) -> str:
+    """`step-00000100`; a second attempt at the same step is `step-00000100.2`."""
+    return f"step-{step:08d}" + (f".{attempt}" if attempt > 1 else "")
+
+
+def parse_folder(name: str) -> tuple[int, int] | None:
+    """Step and attempt of a folder name, None for any other folder."""
+    match = _FOLDER.fullmatch(name)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def step_folders(store: Store) -> list[str]:
+    """Checkpoint folders, complete or not, oldest step first."""
+    named = [(parsed, name) for name in store.folders() if (parsed := parse_folder(name))]
+    return [name for _, name in sorted(named)]
+
+
+def read_manifest(store: Store, folder: str) -> Manifest:
+    """The manifest of a committed checkpoint; raises CheckpointError if absent or torn."""
+    where = f"{store.url}/{folder}"
+    marker_bytes = store.get(f"{folder}/{COMMITTED}", MARKER_LIMIT)
+    if marker_bytes is None:
+        raise CheckpointError(
+            f"{where}: no {COMMITTED} marker, so this is not a complete checkpoint",
+            remedy=f"name a folder that `msctl ckpt list {store.url}` shows as committed",
+        )
+    marker = decode_marker(marker_bytes, where)
+    if "/" in marker.manifest or marker.manifest.startswith("."):
+        raise CheckpointError(
+            f"{where}/{COMMITTED}: manifest = {marker.manifest[:80]!r} is not a plain name",
+            remedy="resume from an older checkpoint",
+        )
+    body = store.get(f"{folder}/{marker.manifest}", min(MANIFEST_LIMIT, marker.bytes))
+    if body is None:
+        raise CheckpointError(
+            f"{where}/{marker.manifest}: absent although {COMMITTED} names it",
+            remedy="resume from an older checkpoint",
+        )
+    return decode(body, marker, where)
+
+
+def missing_files(manifest: Manifest, present: list[Found]) -> list[str]:
+    """Data files that are absent or have the wrong size, one sentence each."""
+    sizes = {found.name: found.bytes for found in present}
+    faults = []
+    for entry in manifest.files:
+        if entry.name not in sizes:
+            faults.append(f"{entry.name} is absent")
+        elif sizes[entry.name] != entry.bytes:
+            faults.append(f"{entry.name} has {sizes[entry.name]} bytes instead of {entry.bytes}")
+    return faults
+
+
+def describe(store: Store, folder: str) -> CheckpointInfo:
+    """The state of one folder, from its names, sizes and manifest; data are not read."""
+    step, attempt = parse_folder(folder) or (0, 1)
+    present = store.files(folder)
+    size = sum(found.bytes for found in present)
+    newest = max((found.changed_s for found in present), default=0.0)
+    base = CheckpointInfo(
+        name=folder, step=step, attempt=attempt, state="partial", bytes=size, files=len(present),
+        created_s=newest, why=f"no {COMMITTED} marker",
+    )  # fmt: skip
+    if not any(found.name == COMMITTED for found in present):
+        return base
+    try:
+        manifest = read_manifest(store, folder)
+        why = "; ".join(missing_files(manifest, present)[:3])
+    except CheckpointError as error:
+        return msgspec.structs.replace(base, state="damaged", why=error.what)
+    return msgspec.structs.replace(
+        base, state="damaged" if why else "committed", why=why,
+        created_s=manifest.created_s, layout=manifest.meta.layout,
+    )  # fmt: skip
+
+
+def catalog(root: str | Path) -> list[CheckpointInfo]:
+    """Every checkpoint folder under a root, oldest step first."""
+    store = open_store(root)
+    return [describe(store, folder) for folder in step_folders(store)]
+
+
+def valid_folders(store: Store) -> Iterator[str]:
+    """Committed and complete checkpoints, newest first; says which newer ones it passes over."""
+    for folder in reversed(step_folders(store)):
+        info = describe(store, folder)
+        if info.state == "committed":
+            yield folder
+        else:
+            where = f"{store.url}/{folder}"
+            logger.warning("%s is %s and passed over: %s", where, info.state, info.why)
+
+
+def latest(root: str | Path) -> str | Path | None:
+    """The newest checkpoint that is committed and complete, None if there is none."""
+    folder = next(valid_folders(open_store(root)), None)
+    if folder is None:
+        return None
+    return root / folder if isinstance(root, Path) else f"{root.rstrip('/')}/{folder}"
+
+
+def find(where: str | Path) -> tuple[Store, str]:
+    """A checkpoint named by its own location, or the newest valid one of a folder of them."""
+    root, folder = split(where)
+    if parse_folder(folder):
+        return open_store(root), folder
+    store = open_store(where)
+    newest = next(valid_folders(store), None)
+    if newest is not None:
+        return store, newest
+    above = open_store(root)
+    if any(found.name == COMMITTED for found in above.files(folder)):
+        return above, folder
+    raise CheckpointError(
+        f"{where}: no committed checkpoint here",
+        remedy="name a folder that holds `step-...` folders, e.g. runs/<name>/ckpt",
+    )

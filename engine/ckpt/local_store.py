@@ -1,0 +1,186 @@
+"""Checkpoints on a local or mounted file system: first data, then names are forced to the disk.
+
+A file that is not fsynced, or whose folder is not, may be empty or gone after a power cut although
+the program saw it: every step that a later step relies on is therefore made durable first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from engine.ckpt.store import Found, short_read
+from engine.errors import CheckpointError, EngineError, MissingError
+
+_IOV_MAX = 512
+
+
+class LocalStore:
+    """A folder of a file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def folders(self) -> list[str]:
+        """Names of the folders below the root."""
+        try:
+            with os.scandir(self.root) as entries:
+                return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, folder: str) -> list[Found]:
+        """Regular files in a folder."""
+        try:
+            with os.scandir(self.root / folder) as entries:
+                found = []
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        found.append(Found(entry.name, stat.st_size, stat.st_mtime))
+                return sorted(found)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
+        """Scatter a byte range into the views with as few calls as possible."""
+        try:
+            fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise self._failed(name, error) from error
+        wanted, at = sum(len(view) for view in views), offset
+        rest = [view for view in views if len(view)]
+        try:
+            while rest:
+                got = os.preadv(fd, rest[:_IOV_MAX], at)
+                if got == 0:
+                    raise short_read(self.url, name, offset, wanted, at - offset)
+                at += got
+                rest = _advance(rest, got)
+        except OSError as error:
+            raise self._failed(name, error) from error
+        finally:
+            os.close(fd)
+
+    def get(self, name: str, limit: int) -> bytes | None:
+        """A small file whole."""
+        try:
+            with open(self.root / name, "rb") as file:
+                data = file.read(limit + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._failed(name, error) from error
+        if len(data) > limit:
+            raise CheckpointError(
+                f"{self.url}/{name}: longer than {limit} bytes",
+                remedy="replace the file by its original",
+            )
+        return data
+
+    def put(self, name: str, views: Iterable[memoryview]) -> None:
+        """Write and fsync; the name becomes durable by `settle`."""
+        path = self.root / name
+        try:
+            self._make_folder(path.parent)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+            try:
+                for view in views:
+                    write_all(fd, view)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._failed(name, error) from error
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a draft, then link it: the name appears with its whole content or not at all."""
+        path = self.root / name
+        draft = path.with_name(f"{path.name}.{os.urandom(6).hex()}.draft")
+        self.put(f"{Path(name).parent}/{draft.name}", [memoryview(data)])
+        try:
+            try:
+                os.link(draft, path)
+                made = True
+            except FileExistsError:
+                made = False
+            os.unlink(draft)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise self._failed(name, error) from error
+        return made
+
+    def settle(self, folder: str) -> None:
+        """Fsync the folder and the root that names it."""
+        try:
+            _sync_folder(self.root / folder)
+            _sync_folder(self.root)
+        except OSError as error:
+            raise self._failed(folder, error) from error
+
+    def remove(self, name: str) -> None:
+        """Unlink and fsync the folder."""
+        path = self.root / name
+        try:
+            path.unlink(missing_ok=True)
+            if path.parent.is_dir():
+                _sync_folder(path.parent)
+        except OSError as error:
+            raise self._failed(name, error) from error
+
+    def remove_folder(self, folder: str) -> None:
+        """Delete a folder."""
+        try:
+            shutil.rmtree(self.root / folder)
+            _sync_folder(self.root)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._failed(folder, error) from error
+
+    def _make_folder(self, path: Path) -> None:
+        made = []
+        while not path.is_dir():
+            made.append(path)
+            path = path.parent
+        for folder in reversed(made):
+            folder.mkdir(exist_ok=True)
+            _sync_folder(folder.parent)
+
+    def _failed(self, name: str, error: OSError) -> EngineError:
+        what = f"{self.url}/{name}: {os.strerror(error.errno) if error.errno else error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return MissingError(
+                what,
+                remedy=f"free space under {self.url}, e.g. `msctl ckpt prune {self.url} --yes`",
+            )
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return CheckpointError(what, remedy="name a checkpoint that `msctl ckpt list` shows")
+        return CheckpointError(what, remedy=f"check the disk and the permissions of {self.url}")
+
+
+def write_all(fd: int, view: memoryview) -> None:
+    """Write every byte of a view."""
+    view = view.cast("B")
+    while len(view):
+        view = view[os.write(fd, view) :]
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _advance(views: list[memoryview], count: int) -> list[memoryview]:
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []

@@ -1,0 +1,83 @@
+"""Where checkpoints lie: the few operations a checkpoint needs of a file system or object store.
+
+Names are written once and never renamed, and the last object written decides. That is all that
+local disks, HDFS and S3 have in common, so nothing else is relied upon. Local folders are in
+engine/ckpt/local_store.py, everything else that fsspec reaches in engine/ckpt/url_store.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from engine.errors import CheckpointError
+
+
+class Found(NamedTuple):
+    """One file of a folder: plain name, size, time of its last change (seconds since 1970)."""
+
+    name: str
+    bytes: int
+    changed_s: float
+
+
+class Store(Protocol):
+    """A folder of checkpoint folders. `name` is always `folder/file`."""
+
+    url: str
+
+    def folders(self) -> list[str]:
+        """Names of the folders directly below the root; empty if the root does not exist."""
+
+    def files(self, folder: str) -> list[Found]:
+        """Files directly in a folder; empty if there is no such folder."""
+
+    def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
+        """Fill the views, one after the other, from `offset`; CheckpointError on a short file."""
+
+    def get(self, name: str, limit: int) -> bytes | None:
+        """A whole small file, None if absent; raises CheckpointError if longer than `limit`."""
+
+    def put(self, name: str, views: Iterable[memoryview]) -> None:
+        """Write a file durably, making the folder; a file of that name is replaced."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file durably and whole, unless one of that name exists: then False."""
+
+    def settle(self, folder: str) -> None:
+        """Make the names in a folder, and the folder itself, durable."""
+
+    def remove(self, name: str) -> None:
+        """Delete a file, durably; no error if it is gone already."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Delete a folder and the files in it; no error if it is gone already."""
+
+
+def open_store(where: str | Path) -> Store:
+    """The store behind a path or an fsspec URL (`file://`, `memory://`, `s3://`, `hdfs://` ...)."""
+    text = str(where)
+    if "://" not in text or text.startswith(("file://", "local://")):
+        from engine.ckpt.local_store import LocalStore
+
+        return LocalStore(Path(text.partition("://")[2] if "://" in text else text))
+    from engine.ckpt.url_store import UrlStore
+
+    return UrlStore(text)
+
+
+def split(where: str | Path) -> tuple[str, str]:
+    """A checkpoint's location as (root, folder)."""
+    root, slash, folder = str(where).rstrip("/").rpartition("/")
+    if not slash:
+        return ".", folder
+    return root or "/", folder
+
+
+def short_read(url: str, name: str, offset: int, wanted: int, got: int) -> CheckpointError:
+    """The error of a file that ends too early."""
+    return CheckpointError(
+        f"{url}/{name}: {got} of {wanted} bytes at offset {offset}; the file is truncated",
+        remedy="resume from an older checkpoint, or copy this one again from its source",
+    )
