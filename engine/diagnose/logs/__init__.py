@@ -1,0 +1,1 @@
+"""Triage of foreign logs in two cuts: distinct templates first, then one table of rules."""

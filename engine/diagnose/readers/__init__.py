@@ -1,0 +1,1 @@
+"""Doors for foreign input, all of it hostile: dumps, traces, heartbeats, stacks."""

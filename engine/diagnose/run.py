@@ -1,0 +1,189 @@
+"""Diagnose a run of ours: its folder in, a report out.
+
+Reads `events/`, `log/`, `result.json` and `recipe.toml` of the run folder. Detectors return
+findings, `arbiter.py` makes the verdict.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.diagnose import arbiter
+from engine.diagnose.categories import next_step
+from engine.diagnose.finding import Evidence, Finding, Report, Times
+from engine.diagnose.hang import find_hang
+from engine.diagnose.load import Spans, load_spans
+from engine.diagnose.openspans import open_waits
+from engine.diagnose.pace import find_pace
+from engine.diagnose.times import step_times
+from engine.errors import TraceError
+from engine.units import show_seconds
+
+
+def diagnose_run(folder: Path, *, last: int | None = None) -> Report:
+    """What is wrong with a run, and where its step time went.
+
+    last  only that many newest steps; None takes all that fit into memory
+    Raises TraceError if the folder holds no readable events.
+    """
+    report, _ = diagnose_spans(folder, last=last)
+    return report
+
+
+def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Spans]:
+    """The report together with the arrays it was made of (heat map, timeline)."""
+    begin = time.perf_counter()
+    if not folder.is_dir():
+        raise TraceError(
+            f"{folder}: no such run folder", remedy="name a folder under runs/, or --job last"
+        )
+    spans = load_spans(folder / "events", last=last)
+    result = _result(folder)
+    findings = arbiter.arrange(
+        [*_failures(spans), *_hang(spans, result), *_outcome(spans, result), *find_pace(spans)]
+    )
+    times = step_times(spans)
+    verdict = arbiter.conclude(findings, healthy=_healthy(spans, times, result))
+    report = Report(
+        verdict=verdict,
+        job=folder.name,
+        world=spans.layout.world_size,
+        layout={a: spans.layout.degree(a) for a in ("tp", "pp", "dp")},
+        last_step=max((t.last_step for t in spans.tails.values()), default=None),
+        read={"events": len(spans.ranks)},
+        findings=tuple(findings),
+        times=times,
+        not_looked_at=_gaps(folder, spans),
+        unreadable=tuple(Evidence(file=file, text=text) for file, text in spans.unreadable),
+        seconds=time.perf_counter() - begin,
+    )
+    return report, spans
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """result.json as a plain mapping; empty if there is none or it is torn."""
+    path = folder / "result.json"
+    try:
+        if path.stat().st_size > 1 << 20:
+            return {}
+        value = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _failures(spans: Spans) -> list[Finding]:
+    """Ranks that recorded an error, the first in time as the cause."""
+    failed = [tail for tail in spans.tails.values() if tail.error]
+    if not failed:
+        return []
+    own = [t for t in failed if not _is_wake(t.error)] or failed
+    first = min(own, key=lambda tail: tail.last_wall_ns)
+    category = _category(first.error)
+    wake = [tail.rank for tail in failed if tail.rank != first.rank]
+    return [
+        Finding(
+            kind="crash",
+            category=category,
+            ranks=(first.rank,),
+            step=first.last_step,
+            what=f"rank {first.rank} failed in step {first.last_step}: {first.error[:200]}",
+            why=f"{len(wake)} other ranks failed after it" if wake else "no other rank failed",
+            evidence=(
+                Evidence(
+                    file=first.file, line=first.error_line, rank=first.rank, text=first.error[:500]
+                ),
+            ),
+            confidence=0.9,
+            next=next_step(category),
+            source="events",
+        )
+    ]
+
+
+def _is_wake(error: str) -> bool:
+    """Whether an error is what a rank sees when another one has gone."""
+    signs = (
+        "Connection closed by peer",
+        "Connection reset",
+        "Timed out",
+        "timed out",
+        "Broken pipe",
+        "Read error",
+        "Interrupted",
+        "KeyboardInterrupt",
+    )
+    return any(sign in error for sign in signs)
+
+
+def _category(error: str) -> str:
+    return "cuda_oom" if "out of memory" in error else "code_error"
+
+
+def _hang(spans: Spans, result: dict[str, Any]) -> list[Finding]:
+    """Open spans as a wait-for graph; ranks that left none are missing."""
+    states = open_waits(spans)
+    if not states or result.get("ended") == "done":
+        return []
+    return find_hang(states, range(spans.layout.world_size), source="open spans")
+
+
+def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
+    """Ranks whose files end without an end, where others recorded theirs or failed."""
+    silent = [t for t in spans.tails.values() if not (t.ended or t.error or t.open)]
+    others = [t for t in spans.tails.values() if t.ended or t.error or t.open]
+    world = set(range(spans.layout.world_size))
+    absent = sorted(world - set(spans.tails))
+    if not silent and not absent:
+        return []
+    if not others and result.get("ended") is None and not absent:
+        return []  # still running
+    ranks = tuple([t.rank for t in silent] + absent)
+    if len(ranks) > max(1, len(world) // 2):
+        return []
+    last = min(silent, key=lambda t: t.last_wall_ns) if silent else None
+    where = f" after step {last.last_step}, {last.last_name}" if last else ""
+    listed = ", ".join(map(str, ranks[:8]))
+    return [
+        Finding(
+            kind="crash",
+            category="crash",
+            ranks=ranks,
+            step=last.last_step if last else None,
+            what=f"rank {listed} ended without a word{where}",
+            why=f"its event file has no end, {len(others)} other ranks recorded theirs",
+            evidence=(
+                Evidence(file=last.file, rank=last.rank, text=f"last span: {last.last_name}"),
+            )
+            if last
+            else (),
+            confidence=0.8,
+            next=next_step("crash"),
+            source="missing ends",
+        )
+    ]
+
+
+def _healthy(spans: Spans, times: Times | None, result: dict[str, Any]) -> str:
+    ended = sum(tail.ended for tail in spans.tails.values())
+    state = "ended in order" if ended == len(spans.tails) else "is running"
+    if times is None:
+        return f"the run {state}; it has no complete step yet"
+    return (
+        f"the run {state}, steps {times.steps[0]}-{times.steps[1]} "
+        f"of {show_seconds(times.step_s)}, "
+        "no rank slower than its peers"
+    )
+
+
+def _gaps(folder: Path, spans: Spans) -> tuple[str, ...]:
+    gaps = []
+    missing = spans.layout.world_size - len(spans.ranks)
+    if missing:
+        gaps.append(f"events of {missing} ranks (no readable file)")
+    if not (folder / "result.json").is_file():
+        gaps.append("how the run ended (no result.json)")
+    gaps.append("network counters (no traffic file)")
+    return tuple(gaps)
