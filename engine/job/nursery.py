@@ -22,22 +22,10 @@ from pathlib import Path
 import msgspec
 
 from engine.spec.base import Noun
+from engine.train.task import RankTask
 
 _PR_SET_PDEATHSIG = 1
 _KILL_AFTER_S = 5.0
-
-
-class RankTask(Noun, frozen=True, kw_only=True):
-    """What every rank of a start request is told."""
-
-    folder: str
-    world: int
-    host: str
-    port: int
-    steps: int = 0
-    resume: str = "auto"
-    local_offset: int = 0
-    """Global rank of the first rank on this node."""
 
 
 class Start(Noun, frozen=True, kw_only=True, tag="start", tag_field="op"):

@@ -1,0 +1,81 @@
+"""msctl on the shared workload: one row beside the peers.
+
+    --tp --pp --vpp --dp --zero --no-sp --no-overlap
+
+Started by torchrun like the peers (or alone, world 1); prints one line `PEER {json}`.
+"""
+
+import argparse
+import os
+
+import torch
+from workload import Clock, Workload, emit
+
+from engine.comm.mesh import build_mesh
+from engine.comm.world import Rendezvous, end_world, start_world
+from engine.device import CpuDevice
+from engine.events.writer import EventWriter
+from engine.model.transformer import MicroBatch
+from engine.spec.layout import ParallelLayout
+from engine.spec.model import ModelSpec
+from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, TrainSpec
+from engine.train.build import build_engine
+from engine.train.trainer import Trainer
+
+
+def recipe_of(a: argparse.Namespace, w: Workload) -> Recipe:
+    layout = ParallelLayout(
+        tp=a.tp, pp=a.pp, vpp=a.vpp, dp=a.dp, zero=a.zero, sequence_parallel=not a.no_sp
+    )
+    model = ModelSpec(
+        layers=w.layers, hidden=w.dim, heads=w.heads, ffn=w.ffn, vocab=w.vocab, seq=w.seq,
+        norm="rmsnorm", activation="swiglu", position="rotary", bias=False, tied=False,
+    )  # fmt: skip
+    batch = BatchSpec(global_batch=w.micro_batch * w.micro_batches * a.dp, micro_batch=w.micro_batch)
+    return Recipe(
+        name="peer", model=model, batch=batch, layout=layout,
+        overlap=OverlapSpec(pp=not a.no_overlap, dp=not a.no_overlap),
+        optimizer=OptimSpec(lr=1e-3, min_lr=1e-3, decay="constant"),
+        train=TrainSpec(steps=w.steps, deterministic=False),
+    )  # fmt: skip
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser()
+    Workload.add_args(ap)
+    for axis in ("tp", "pp", "vpp", "dp"):
+        ap.add_argument(f"--{axis}", type=int, default=1)
+    ap.add_argument("--zero", type=int, default=2)
+    ap.add_argument("--no-sp", action="store_true")
+    ap.add_argument("--no-overlap", action="store_true")
+    a = ap.parse_args()
+    w = Workload.from_args(a)
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", 0))
+    recipe = recipe_of(a, w)
+    layout = recipe.layout
+    meet = Rendezvous("127.0.0.1", int(os.environ.get("MASTER_PORT", 29500)) + 1)
+    start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=120)
+    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=120)
+    events = EventWriter(None, rank)
+    trainer = Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
+    generator = torch.Generator().manual_seed(1000 + layout.coord(rank).dp)
+
+    def batches(step: int) -> list[MicroBatch]:
+        made = []
+        for _ in range(w.micro_batches):
+            x = torch.randint(w.vocab, (w.micro_batch, w.seq + 1), generator=generator).t()
+            made.append(MicroBatch(x[:-1].contiguous(), x[1:].contiguous(), x[0], step))
+        return made
+
+    clock, losses = Clock(), []
+    for step in range(w.steps):
+        with clock:
+            losses.append(trainer.step(step, batches).loss)
+    if rank == layout.world_size - 1:
+        emit("msctl", w, layout.world_size, a.tp, a.pp, a.dp, clock, losses, str(a.vpp))
+    end_world()
+
+
+if __name__ == "__main__":
+    main()

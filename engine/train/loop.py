@@ -1,0 +1,154 @@
+"""The loop around the step: batches, validation, checkpoints, metrics, and when to end."""
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from engine.ckpt.save import CheckpointMeta, save_checkpoint
+from engine.ckpt.restore import load_checkpoint
+from engine.comm.collectives import barrier, gather_objects
+from engine.data.loader import Loader, open_loaders
+from engine.device import DTYPES, Device
+from engine.train.task import RankTask
+from engine.model.transformer import MicroBatch
+from engine.spec.load import dump_recipe
+from engine.spec.presets import DEVICES
+from engine.train.metrics import MetricsWriter, StepMetrics
+from engine.train.resume import checkpoint_to_resume, step_folder
+from engine.train.state import loaded, pieces_to_load, pieces_to_save
+from engine.train.trainer import StepResult, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class Loop:
+    """Everything a rank does from its first step to its last."""
+
+    def __init__(self, trainer: Trainer, device: Device, folder: Path, task: RankTask) -> None:
+        self.trainer, self.device, self.folder, self.task = trainer, device, folder, task
+        self.recipe = trainer.recipe
+        self.mesh = trainer.engine.mesh
+        self.train, self.validation = open_loaders(
+            self.recipe, replica=self.mesh.layout.coord(self.mesh.rank).dp
+        )
+        self._stop = False
+        self._saved = -1
+
+    def ask_to_stop(self) -> None:
+        """End after the current step, with a checkpoint (called by a signal handler)."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Train until the recipe's last step, this invocation's limit, or a request to stop."""
+        first = self._resume()
+        last = self.recipe.train.steps
+        if self.task.steps:
+            last = min(last, first + self.task.steps)
+        peak = self._peak_flops_per_s()
+        writer = self._open_metrics(first)
+        done, stopping = first, False
+        for step in range(first, last):
+            result = self.trainer.step(step, self._batches, stop=self._stop)
+            done, stopping = step + 1, result.stop
+            value = self._evaluate(done, is_last=done == last or stopping)
+            if writer is not None:
+                writer.write(self._metrics(result, value, peak))
+            if self._due(done) or stopping:
+                self._save(done)
+            if stopping:
+                logger.info("stopped on request after step %d", done)
+                break
+        if self.recipe.checkpoint.at_end and done > first:
+            self._save(done)
+        if writer is not None:
+            writer.close()
+
+    def _resume(self) -> int:
+        """Load the checkpoint to continue from, if any; returns the first step to do."""
+        found = checkpoint_to_resume(self.folder, self.task.resume)
+        if found is None:
+            return 0
+        engine = self.trainer.engine
+        meta = load_checkpoint(found, pieces_to_load(engine))
+        loaded(engine)
+        self._saved = meta.step
+        if self.mesh.rank == 0:
+            logger.info("resumed from %s", found)
+        return meta.step
+
+    def _batches(self, step: int) -> list[MicroBatch]:
+        return _micro_batches(self.train, step, self.device.torch_device)
+
+    def _evaluate(self, done: int, *, is_last: bool) -> float | None:
+        """Held-out loss in nats per token, when it is due."""
+        every = self.recipe.train.eval_every
+        if self.validation is None or not (is_last or (every and done % every == 0)):
+            return None
+        batches = [
+            _micro_batches(self.validation, i, self.device.torch_device)
+            for i in range(self.validation.steps_per_epoch)
+        ]
+        return self.trainer.evaluate(batches)
+
+    def _due(self, done: int) -> bool:
+        every = self.recipe.checkpoint.every
+        return bool(every) and done % every == 0
+
+    def _save(self, done: int) -> None:
+        """Write a checkpoint of the state after `done` updates, once."""
+        if self._saved == done:
+            return
+        engine, mesh = self.trainer.engine, self.mesh
+        with self.trainer.events.span("checkpoint"):
+            meta = CheckpointMeta(
+                step=done, recipe=dump_recipe(self.recipe), layout=self.recipe.layout
+            )
+            save_checkpoint(
+                step_folder(self.folder, done), pieces_to_save(engine), meta=meta,
+                rank=mesh.rank, world=mesh.layout.world_size,
+                gather=lambda value: gather_objects(value, mesh.world),
+                barrier=lambda: barrier(mesh.world),
+            )  # fmt: skip
+        self._saved = done
+
+    def _open_metrics(self, first: int) -> MetricsWriter | None:
+        if self.mesh.rank:
+            return None
+        board = self.recipe.monitor.tensorboard
+        return MetricsWriter(self.folder, tensorboard=board, from_step=first)
+
+    def _metrics(self, result: StepResult, value: float | None, peak: float) -> StepMetrics:
+        tokens = self.trainer.tokens_per_step
+        rate = tokens / result.step_s
+        per_byte = None
+        if value is not None and self.validation is not None:
+            per_byte = value * self.validation.tokens_per_byte
+        return StepMetrics(
+            step=result.step + 1, loss=result.loss, grad_norm=result.grad_norm, lr=result.lr,
+            tokens=(result.step + 1) * tokens, tokens_per_s=rate, step_s=result.step_s,
+            mfu=self.recipe.model.flops_per_token("window") * rate / peak,
+            memory_bytes=self.device.memory_bytes(), val_loss=value, val_loss_per_byte=per_byte,
+        )  # fmt: skip
+
+    def _peak_flops_per_s(self) -> float:
+        """Denominator of MFU for the whole job: data-sheet peak, or this node's measured GEMM rate."""
+        name, precision = self.device.name(), self.recipe.train.precision
+        for device in DEVICES.values():
+            if device.name.split("-")[0] in name and precision in device.peak_flops_per_s:
+                return device.peak_flops_per_s[precision] * self.mesh.layout.world_size
+        rate = 0.0
+        if self.mesh.rank == 0:
+            rate = self.device.gemm_flops_per_s(DTYPES[precision]) / torch.get_num_threads()
+        barrier(self.mesh.world)
+        if self.device.backend == "gloo":
+            return max(rate, 1.0) * (os.cpu_count() or 1)
+        return max(rate, 1.0) * self.mesh.layout.world_size
+
+
+def _micro_batches(loader: Loader, step: int, device: torch.device) -> list[MicroBatch]:
+    return [
+        MicroBatch(tokens.to(device), targets.to(device), samples.to(device), step)
+        for tokens, targets, samples in loader.microbatches(step)
+    ]

@@ -1,0 +1,58 @@
+"""What must survive a restart: this rank's shards of weights and moments, as checkpoint pieces."""
+
+from torch import Tensor
+
+from engine.ckpt.piece import Piece, Slot
+from engine.train.build import Engine, Unit
+
+
+def pieces_to_load(engine: Engine) -> list[Piece]:
+    """Every part this rank works on, copies included."""
+    return [piece for unit in engine.all_units() for piece in _pieces(unit)]
+
+
+def pieces_to_save(engine: Engine) -> list[Piece]:
+    """Every part this rank owns: over all ranks each element of the state occurs once."""
+    mesh = engine.mesh
+    found: list[Piece] = []
+    for unit in engine.all_units():
+        if unit.shard.zero == 0 and mesh.dp_reduce.index > 0:
+            continue
+        if unit is engine.tied and mesh.tied.index > 0:
+            continue
+        found += [
+            piece for piece in _pieces(unit) if mesh.tp.index == 0 or not _is_whole(piece)
+        ]
+    return found
+
+
+def loaded(engine: Engine) -> None:
+    """The masters were filled from a checkpoint: parameters must be gathered from them."""
+    for unit in engine.all_units():
+        unit.shard.updated()
+
+
+def _is_whole(piece: Piece) -> bool:
+    """Whether every tp rank holds this tensor in full."""
+    return all(part == (0, size) for part, size in zip(piece.box, piece.global_shape, strict=True))
+
+
+def _pieces(unit: Unit) -> list[Piece]:
+    begin, _ = unit.shard.range
+    slots: dict[Slot, Tensor] = {"param": unit.shard.master}
+    slots |= {slot: unit.optimizer.state[slot] for slot in unit.optimizer.slots}
+    found = []
+    for weight, first, stop in unit.shard.owned():
+        offset = weight.start - begin
+        for slot, flat in slots.items():
+            found.append(
+                Piece(
+                    name=weight.info.name,
+                    slot=slot,
+                    global_shape=weight.info.shape,
+                    box=weight.box,
+                    flat=(first, stop),
+                    tensor=flat[offset + first : offset + stop],
+                )
+            )
+    return found

@@ -1,0 +1,124 @@
+"""One rank from start to end: join, build, resume, train, save, leave.
+
+The same entry serves ranks forked by the nursery and ranks started by torchrun
+(`python -m engine.train.worker RUN_FOLDER`).
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine import log
+from engine.comm.collectives import barrier
+from engine.comm.mesh import Mesh, build_mesh
+from engine.comm.world import Rendezvous, end_world, start_world
+from engine.device import Device, open_device
+from engine.errors import EngineError, MissingError
+from engine.events.writer import EventWriter
+from engine.train.task import RankTask
+from engine.spec.load import load_recipe
+from engine.spec.recipe import Recipe
+from engine.train.build import build_engine, seed_everything
+from engine.train.failure import RankFailure, write_failure
+from engine.train.loop import Loop
+from engine.train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def warm_up() -> None:
+    """Import and touch what every rank needs, in the nursery, without starting threads."""
+    torch.set_num_threads(1)
+    a = torch.ones(8, 8, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None]).sum().backward()
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)], fused=True)
+    import torch.distributed
+
+    gc.freeze()  # shared pages stay shared: the collector does not touch them in children
+
+
+def run_rank(rank: int, task: RankTask, listen_fd: int) -> int:
+    """Train as one rank; returns the exit code. Failures are written down before they end it."""
+    folder = Path(task.folder)
+    log.configure(f"r{rank:05d}", level=logging.INFO if rank == 0 else logging.WARNING)
+    meet = Rendezvous(task.host, task.port, listen_fd if rank == 0 else -1)
+    try:
+        recipe = load_recipe(folder / "recipe.toml")
+        return _train(rank, task, recipe, meet)
+    except EngineError as error:
+        logger.error("%s", error.what)
+        failure = RankFailure(
+            rank=rank, kind=type(error).__name__, what=error.what, remedy=error.remedy
+        )
+        write_failure(folder, failure)
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        write_failure(folder, RankFailure(rank=rank, kind="Exception", what=what, remedy=""))
+        return 1
+
+
+def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
+    folder = Path(task.folder)
+    layout = recipe.layout
+    device = open_device(recipe.train.device, rank - task.local_offset)
+    torch.set_num_threads(recipe.train.threads or max(1, (os.cpu_count() or 1) // task.world))
+    seed_everything(recipe)
+    path = folder / "events" / f"rank-{rank:05d}.jsonl" if recipe.monitor.events else None
+    with EventWriter(path, rank) as events:
+        place = layout.coord(rank)
+        events.clock(
+            world=layout.world_size,
+            degrees={"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+            index={"tp": place.tp, "pp": place.pp, "dp": place.dp},
+        )
+        timeout = recipe.monitor.timeout_s
+        start_world(rank, layout.world_size, meet, backend=device.backend, timeout_s=timeout)
+        mesh = build_mesh(layout, rank, backend=device.backend, timeout_s=timeout)
+        _loop(mesh, device, recipe, events, task).run()
+        barrier(mesh.world)
+        end_world()
+    return 0
+
+
+def _loop(
+    mesh: Mesh, device: Device, recipe: Recipe, events: EventWriter, task: RankTask
+) -> Loop:
+    engine = build_engine(recipe, mesh, device, events)
+    loop = Loop(Trainer(recipe, engine, events), device, Path(task.folder), task)
+    signal.signal(signal.SIGTERM, lambda *_: loop.ask_to_stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver speaks for the terminal
+    return loop
+
+
+def main() -> None:
+    """Entry under torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK."""
+    need = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in need if name not in os.environ]
+    if missing or len(sys.argv) != 2:
+        raise MissingError(
+            f"engine.train.worker needs a run folder and {', '.join(missing) or 'one argument'}",
+            remedy="start it as `torchrun --nproc-per-node N -m engine.train.worker RUN_FOLDER`",
+        )
+    rank = int(os.environ["RANK"])
+    task = RankTask(
+        folder=sys.argv[1],
+        world=int(os.environ["WORLD_SIZE"]),
+        host=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]) + 1,  # torchrun's own store holds the port itself
+        local_offset=rank - int(os.environ.get("LOCAL_RANK", rank)),
+    )
+    warm_up()
+    sys.exit(run_rank(rank, msgspec.structs.replace(task), -1))
+
+
+if __name__ == "__main__":
+    main()
