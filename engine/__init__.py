@@ -1,1 +1,1 @@
-"""The library behind `msctl`: one room per folder, imports go down only (docs/explanation/design.md)."""
+"""The library behind `msctl`: a room per folder, imports go down (docs/explanation/design.md)."""

@@ -1,7 +1,7 @@
 """What can go wrong, in one base and six kinds.
 
-Every error says what happened and what to do about it. This module imports nothing, so every room may
-use it. `msctl/app.py` turns a kind into an exit code; nobody else exits.
+Every error says what happened and what to do about it. This module imports nothing, so every room
+may use it. `msctl/app.py` turns a kind into an exit code; nobody else exits.
 """
 
 
@@ -41,7 +41,7 @@ class CheckpointError(EngineError):
 
 
 class MissingError(EngineError):
-    """This machine lacks something: a GPU, a compiler, a port, disk space, a package."""
+    """The machine lacks something: a GPU, a compiler, a port, disk space, a package."""
 
 
 class RunFailed(EngineError):

@@ -15,8 +15,8 @@ def configure(
 ) -> None:
     """Send the log of this process to stderr and, with `file`, to a file.
 
-    `who` is `driver` or the rank as `r00012`. Calling it again replaces the earlier handlers, so that
-    a forked rank does not write with its parent's name.
+    `who` is `driver` or the rank as `r00012`. Calling it again replaces the earlier handlers, so
+    that a forked rank does not write with its parent's name.
     """
     formatter = logging.Formatter(_FORMAT.format(who=who))
     handlers: list[logging.Handler] = []

@@ -32,8 +32,8 @@ def event_files(folder: Path) -> dict[int, Path]:
 def read_events(path: Path) -> Iterator[Event]:
     """Stream the events of one file.
 
-    A last line without an end is what a crash leaves and is skipped; any other line that is not a valid
-    event raises TraceError with its number.
+    A last line without an end is what a crash leaves and is skipped; any other line that is not a
+    valid event raises TraceError with its number.
     """
     decoder = msgspec.json.Decoder(Event)
     with path.open("rb") as file:
@@ -57,5 +57,5 @@ def read_events(path: Path) -> Iterator[Event]:
 def _bad(path: Path, number: int, fault: str) -> TraceError:
     return TraceError(
         f"{path}:{number}: not an event: {fault}",
-        remedy="repair or delete the line; lines are written by `msctl train`, one JSON object each",
+        remedy="repair or delete the line; `msctl train` writes one JSON object a line",
     )

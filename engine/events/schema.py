@@ -1,10 +1,12 @@
 """The one form of an event, simulated or measured, and the list of names it may have.
 
-`diagnose` cannot tell a simulated run from a real one. A name that is not in NAMES is an error where it
-is written, so that this list stays the dictionary of everything a run can say.
+`diagnose` cannot tell a simulated run from a real one. A name that is not in NAMES is an error
+where it is written, so that this list stays the dictionary of everything a run can say.
 """
 
 from typing import Annotated, Literal
+
+from msgspec import field
 
 from engine.spec.base import Noun, doc
 
@@ -23,10 +25,14 @@ class Event(Noun, frozen=True, kw_only=True):
     step: Annotated[int, doc("optimizer step, -1 outside the loop")] = -1
     kind: Annotated[Kind, doc("span: has a duration; open: was still running at a dump")]
     name: Annotated[str, doc("one of the names of this schema")]
-    stream: Annotated[str, doc("lane: compute, pp_f, pp_b, dp_gather, dp_reduce, tp, host")] = "host"
+    stream: Annotated[str, doc("lane: compute, pp_f, pp_b, dp_gather, dp_reduce, tp, host")] = (
+        "host"
+    )
     t_ns: Annotated[int, doc("start on the rank's monotonic clock")]
     dur_ns: Annotated[int, doc("length of a span, age of an open one")] = 0
-    attrs: Annotated[dict[str, Attr], doc("what belongs to the name, see the table")] = {}
+    attrs: Annotated[dict[str, Attr], doc("what belongs to the name, see the table")] = field(
+        default_factory=dict
+    )
 
 
 class Name(Noun, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Write one rank's events: JSON lines, appended, crash-safe, never in the way of a step.
 
-Spans are written when they close. What is open stays on a stack that `dump_open` writes when a step
-passes its deadline: that dump names the culprit of a hang. Lines are kept in memory and written at step
-boundaries; beyond `limit` pending lines new ones are dropped and counted.
+Spans are written when they close. What is open stays on a stack that `dump_open` writes when a
+step passes its deadline: that dump names the culprit of a hang. Lines are kept in memory and
+written at step boundaries; beyond `limit` pending lines new ones are dropped and counted.
 """
 
 import threading
@@ -18,7 +18,7 @@ from engine.events.schema import NAMES, Attr, Event, Kind
 
 
 class EventWriter:
-    """The events of one rank of a run; `path=None` counts and forgets them (monitoring switched off)."""
+    """The events of one rank; `path=None` counts and forgets them (monitoring switched off)."""
 
     def __init__(self, path: Path | None, rank: int, *, limit: int = 100_000) -> None:
         self.rank = rank

@@ -1,1 +1,1 @@
-"""The order of work in a pipeline, as data (paper 2, 3.2). Imports `events`, `spec`, `errors`; never torch."""
+"""The order of work in a pipeline, as data (paper 2, 3.2). Imports `events` and below; no torch."""

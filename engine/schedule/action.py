@@ -1,8 +1,8 @@
 """One unit of work of one stage: the alphabet in which schedules are written.
 
-Vocabulary and text form are those of `torch.distributed.pipelining`: `5F2` is the forward of micro-batch
-2 through chunk 5, `5UNSHARD` gathers chunk 5's parameters. A chunk is one of the pp * vpp pieces of the
-model, numbered in forward order (torch calls this number the stage index).
+Vocabulary and text form are those of `torch.distributed.pipelining`: `5F2` is the forward of
+micro-batch 2 through chunk 5, `5UNSHARD` gathers chunk 5's parameters. A chunk is one of the pp *
+vpp pieces of the model, numbered in forward order (torch calls this number the stage index).
 """
 
 import re

@@ -1,8 +1,9 @@
 """Rewrite: add sends, receives, parameter gathers and gradient reductions to a compute schedule.
 
-Sends and receives are separate actions that only *start* a transfer; the compute action that needs the
-data waits for it (paper 3.2, Figure 4). With `overlap` a receive stands one compute action ahead of its
-use and a chunk's gather ahead of the previous chunk's first forward; without, right before their use.
+Sends and receives are separate actions that only *start* a transfer; the compute action that needs
+the data waits for it (paper 3.2, Figure 4). With `overlap` a receive stands one compute action
+ahead of its use and a chunk's gather ahead of the previous chunk's first forward; without, right
+before their use.
 """
 
 from engine.schedule.action import SENDS, Action, Kind

@@ -1,7 +1,7 @@
 """A schedule as a text grid: one row per stage, one column per unit of time.
 
-Cells show the micro-batch; chunks beyond a stage's first are marked by letters (a is the first). Upper
-row style: forwards plain, backwards in brackets. Needs no terminal and no colour.
+Cells show the micro-batch; chunks beyond a stage's first are marked by letters (a is the first).
+Upper row style: forwards plain, backwards in brackets. Needs no terminal and no colour.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,12 @@ def grid(
 ) -> str:
     """Draw the schedule as it unfolds with whole-number durations (default: forward 1, backward 2).
 
-    `fault` marks one action with `>` `<`. `width` cuts the drawing to that many columns of time (0 = all).
+    `fault` marks one action with `>` `<`. `width` cuts the drawing to that many columns of time (0
+    = all).
     """
     unit = duration or _one_and_two
-    spans = [s for s in simulate(schedule, lambda a: float(unit(a)) if a.kind in COMPUTE else 0.0).spans
-             if s.lane == "compute"]  # fmt: skip
+    run = simulate(schedule, lambda a: float(unit(a)) if a.kind in COMPUTE else 0.0)
+    spans = [s for s in run.spans if s.lane == "compute"]
     end = max((round(s.end_s) for s in spans), default=0)
     cell = max((len(_label(schedule, s.action)) for s in spans), default=1) + 2
     rows = [[" " * cell] * end for _ in range(schedule.pp)]

@@ -1,9 +1,9 @@
 """Run a schedule against durations and say when every action happens.
 
-Each stage has lanes that work in order: compute, one per pipeline direction, and one for data-parallel
-traffic. Sends and receives start transfers without holding up compute; a compute action waits for the
-message or the parameters it needs, and that wait is what "exposed" means. `plan` supplies durations from
-its cost model, `diagnose` from measured events.
+Each stage has lanes that work in order: compute, one per pipeline direction, and one for
+data-parallel traffic. Sends and receives start transfers without holding up compute; a compute
+action waits for the message or the parameters it needs, and that wait is what "exposed" means.
+`plan` supplies durations from its cost model, `diagnose` from measured events.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Time the compute lane stood still before `action`, and for what (`pp_f`, `dp_gather`, `order`)."""
+    """Time the compute lane stood still before `action`; cause: `pp_f`, `dp_gather`, `order` ..."""
 
     stage: int
     action: Action
@@ -55,7 +55,8 @@ class Simulation(NamedTuple):
 
     def busy_s(self, stage: int) -> float:
         """Seconds a stage computes."""
-        return sum(s.end_s - s.start_s for s in self.spans if s.stage == stage and s.lane == "compute")
+        mine = (s for s in self.spans if s.stage == stage and s.lane == "compute")
+        return sum(s.end_s - s.start_s for s in mine)
 
     def bubble(self) -> float:
         """Idle compute time over busy compute time, averaged over the stages."""
@@ -90,10 +91,10 @@ def simulate(
 ) -> Simulation:
     """When every action of a schedule runs, given how long each takes.
 
-    duration_s gives seconds of compute, of a transfer (asked for the SEND), a gather or a reduction.
-    A schedule without communication actions is run with messages that take no time.
-    blocking=True makes a stage wait for each transfer it starts (the coupled baseline).
-    Raises LayoutError if the schedule deadlocks.
+    duration_s gives seconds of compute, of a transfer (asked for the SEND), a gather or a
+    reduction. A schedule without communication actions is run with messages that take no time.
+    blocking=True makes a stage wait for each transfer it starts (the coupled baseline). Raises
+    LayoutError if the schedule deadlocks.
     """
     state = _State(schedule)
     explicit = any(a.kind in SENDS for stage in schedule.stages for a in stage)
@@ -158,7 +159,7 @@ def _advance(
 def _start_transfer(
     state: _State, stage: int, action: Action, duration_s: Callable[[Action], float]
 ) -> float | None:
-    """Occupy a lane with a send, gather or reduction; when it ends, or None if not startable yet."""
+    """Occupy a lane with a send, gather or reduction; when it ends, or None if not startable."""
     me = state.stages[stage]
     lane = LANES[action.kind]
     start = max(me.clock_s, me.free_s.get(lane, 0.0))
@@ -228,5 +229,5 @@ def _deadlock(state: _State, schedule: Schedule) -> LayoutError:
     ]
     return LayoutError(
         f"the {schedule.kind} schedule deadlocks: {', '.join(stuck)}",
-        remedy="check the schedule with engine.schedule.verify; it names the first unmatched action",
+        remedy="check the schedule with engine.schedule.verify; it names what is unmatched",
     )

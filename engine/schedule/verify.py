@@ -1,8 +1,8 @@
 """Prove a schedule before it runs: complete, ordered, matched, free of deadlock; peak activations.
 
-A schedule that passes cannot hang the pipeline by itself: every message has both ends, both ends of a
-channel agree on its order (collective libraries pair by order, not by name), and the simulator reaches
-the end. `problems` reports everything that is wrong, not the first thing.
+A schedule that passes cannot hang the pipeline by itself: every message has both ends, both ends
+of a channel agree on its order (collective libraries pair by order, not by name), and the
+simulator reaches the end. `problems` reports everything that is wrong, not the first thing.
 """
 
 from collections import Counter, defaultdict
@@ -45,8 +45,8 @@ def verify(schedule: Schedule) -> Schedule:
 def peak_activations(schedule: Schedule, stage: int) -> int:
     """The most (chunk, micro-batch) activations a stage holds at once.
 
-    A forward adds one, the backward (or its weight part) frees it. This is what limits memory: min(m,
-    pp - stage) for 1F1B, m for GPipe.
+    A forward adds one, the backward (or its weight part) frees it. This is what limits memory:
+    min(m, pp - stage) for 1F1B, m for GPipe.
     """
     held = peak = 0
     for action in schedule.stages[stage]:
@@ -87,7 +87,7 @@ def _incomplete(schedule: Schedule) -> list[str]:
 
 
 def _disordered(schedule: Schedule, stage: int) -> list[str]:
-    """On one stage: receive before use, forward before backward, send after compute, gather first."""
+    """On one stage: gather and receive before use, forward before backward, send after compute."""
     place = {action: i for i, action in enumerate(schedule.stages[stage])}
     found = []
 
@@ -125,8 +125,10 @@ def _unmatched(schedule: Schedule) -> list[str]:
             kind, chunk, m = action
             if kind in COMPUTE:
                 suffix = "F" if kind is Kind.FORWARD else "B"
-                for peer, prefix in ((source(schedule, action), "RECV_"),
-                                     (target(schedule, action), "SEND_")):
+                for peer, prefix in (
+                    (source(schedule, action), "RECV_"),
+                    (target(schedule, action), "SEND_"),
+                ):
                     partner = Action(Kind(prefix + suffix), chunk, m)
                     if peer is not None and partner not in have:
                         found.append(f"stage {stage}: {action} has no {partner}")

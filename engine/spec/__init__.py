@@ -1,1 +1,1 @@
-"""What a run is: model, cluster, layout, recipe (paper 2, Table 1). Imports only `errors` and `units`."""
+"""What a run is: model, cluster, layout, recipe (paper 2, Table 1). Imports `errors`, `units`."""

@@ -1,7 +1,7 @@
 """The base of every noun, and the short names of constrained field types.
 
-A noun is frozen, keyword-only and refuses unknown keys, so that one declaration decodes TOML and JSON,
-checks it and yields the JSON Schema that editors use.
+A noun is frozen, keyword-only and refuses unknown keys, so that one declaration decodes TOML and
+JSON, checks it and yields the JSON Schema that editors use.
 """
 
 from typing import Annotated

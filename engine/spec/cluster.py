@@ -1,7 +1,7 @@
 """What the ranks run on: device, links, nodes.
 
-Rates are per device and per direction in bytes per second, because "200 Gb/s" without "per what" is the
-commonest mistake in a plan (a vendor's bits are divided by eight at the door).
+Rates are per device and per direction in bytes per second, because "200 Gb/s" without "per what"
+is the commonest mistake in a plan (a vendor's bits are divided by eight at the door).
 """
 
 from typing import Annotated
@@ -18,9 +18,9 @@ class DeviceSpec(Noun, frozen=True, kw_only=True):
     ]
     memory_bytes: Annotated[Count, doc("usable device memory")]
     memory_bytes_per_s: Annotated[Positive, doc("peak memory bandwidth")]
-    sustained: Annotated[
-        float, doc("share of the peak that the best large GEMM reaches, 0..1")
-    ] = 0.8
+    sustained: Annotated[float, doc("share of the peak that the best large GEMM reaches, 0..1")] = (
+        0.8
+    )
     units: Annotated[Size, doc("multiprocessors, for wave quantisation; 0 = not modelled")] = 0
 
 

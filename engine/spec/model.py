@@ -1,7 +1,8 @@
 """The shape of a transformer, and what follows from it: parameters and FLOPs.
 
-One description covers GPT (LayerNorm, GeLU, learned or rotary positions) and Llama (RMSNorm, SwiGLU,
-grouped-query attention, untied head). FLOP formulas: docs/explanation/paper-notes.md, paper 6.1.
+One description covers GPT (LayerNorm, GeLU, learned or rotary positions) and Llama (RMSNorm,
+SwiGLU, grouped-query attention, untied head). FLOP formulas: docs/explanation/paper-notes.md,
+paper 6.1.
 """
 
 from typing import Annotated, Literal
@@ -116,8 +117,8 @@ class ModelSpec(Noun, frozen=True, kw_only=True):
     def flops_per_token(self, attention: AttentionCount = "full") -> float:
         """Model FLOPs of forward and backward for one token, without recomputation.
 
-        With `full` this is 72 l h^2 (1 + s/6h + V/12lh) for GPT shapes, the count that reproduces the
-        baseline column of the paper's Table 2; `window` credits sliding windows at their cost.
+        With `full` this is 72 l h^2 (1 + s/6h + V/12lh) for GPT shapes, the count that reproduces
+        the baseline column of the paper's Table 2; `window` credits sliding windows at their cost.
         """
         scores = 2 * 2 * self.q_size * self.attention_span(attention)
         per_layer = 2 * self.layer_matmul_params + scores

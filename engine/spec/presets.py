@@ -1,8 +1,9 @@
 """Named models and clusters, written out.
 
-Models: 175b and 530b are the paper's Table 1 (vocabulary 64,000, sequence 2,048); 13b is the size of
-its convergence tests; Llama shapes are from their published configurations. Clusters: data-sheet peaks
-and the best sustained GEMM seen in public benchmarks; link rates are per device and direction.
+Models: 175b and 530b are the paper's Table 1 (vocabulary 64,000, sequence 2,048); 13b is the size
+of its convergence tests; Llama shapes are from their published configurations. Clusters:
+data-sheet peaks and the best sustained GEMM seen in public benchmarks; link rates are per device
+and direction.
 """
 
 from typing import Any

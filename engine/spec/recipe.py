@@ -1,7 +1,7 @@
 """The whole of a run in one TOML file: sections, their keys, their defaults.
 
-Sections and keys are the fields below; nothing is renamed on the way in. Reading files and `--set` is
-`engine/spec/load.py`; contradictions between sections are found by `engine/spec/check.py`.
+Sections and keys are the fields below; nothing is renamed on the way in. Reading files and `--set`
+is `engine/spec/load.py`; contradictions between sections are found by `engine/spec/check.py`.
 """
 
 from typing import Annotated, Literal
@@ -12,6 +12,8 @@ from engine.spec.base import Count, NonNegative, Noun, Positive, Ratio, Size, do
 from engine.spec.cluster import ClusterSpec
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
+
+_NAME_RULE = "a name of 1 to 64 letters, digits, dots, dashes, underscores; not a dot or dash first"
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
@@ -65,7 +67,7 @@ class DataSpec(Noun, frozen=True, kw_only=True):
 
     source: Annotated[
         tuple[str, ...],
-        doc("files, folders, globs or fsspec URLs; python-stdlib: is the standard library's source"),
+        doc("files, folders, globs, fsspec URLs; python-stdlib: is the standard library's source"),
     ] = ("python-stdlib:",)
     format: Annotated[
         Literal["auto", "text", "jsonl", "parquet", "megatron", "synthetic"],
@@ -119,7 +121,11 @@ class MonitorSpec(Noun, frozen=True, kw_only=True):
 class Recipe(Noun, frozen=True, kw_only=True):
     """All sections of a run."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"), doc("of the run")]
+    name: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", extra={"rule": _NAME_RULE}),
+        doc("of the run"),
+    ]
     seed: Annotated[Size, doc("of initial weights, data order and dropout")] = 1
     model: Annotated[ModelSpec, doc("what is trained")]
     batch: Annotated[BatchSpec, doc("how much per step")]
@@ -133,4 +139,4 @@ class Recipe(Noun, frozen=True, kw_only=True):
     train: Annotated[TrainSpec, doc("the loop")] = field(default_factory=TrainSpec)
     checkpoint: Annotated[CkptSpec, doc("saving")] = field(default_factory=CkptSpec)
     monitor: Annotated[MonitorSpec, doc("recording")] = field(default_factory=MonitorSpec)
-    cluster: Annotated[ClusterSpec | None, doc("what it runs on, for plan; none = this machine")] = None
+    cluster: Annotated[ClusterSpec | None, doc("what it runs on, for plan; none = this one")] = None
