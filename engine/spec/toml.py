@@ -165,8 +165,8 @@ def show_value(value: Any) -> str:
     """A value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    if isinstance(value, float):
+        return _float(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
@@ -174,4 +174,12 @@ def show_value(value: Any) -> str:
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_name(k)} = {show_value(v)}" for k, v in value.items())
         return "{ " + inner + " }"
-    return repr(value) if isinstance(value, int | float) else str(value)
+    return str(value)
+
+
+def _float(value: float) -> str:
+    """The shortest text that reads back as the same float, and as a float."""
+    short = f"{value:g}".replace("e+", "e")
+    if not math.isfinite(value) or float(short) != value:
+        return repr(value)
+    return short if "." in short or "e" in short else f"{short}.0"

@@ -1,0 +1,67 @@
+"""Fixtures for all tests: the command line in this process, golden files, skipped GPU tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+
+
+class Ended(NamedTuple):
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--golden", action="store_true", help="rewrite golden files, then look at the diff"
+    )
+
+
+@pytest.fixture
+def root() -> Path:
+    """The project's folder."""
+    return ROOT
+
+
+@pytest.fixture
+def msctl(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run `msctl ARGUMENTS` in this process: `msctl("plan", "--json")`."""
+    from msctl.app import main
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return Ended(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with `tests/golden/NAME`; `pytest --golden` writes it instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {path}: run pytest --golden and look at it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+def pytest_terminal_summary(terminalreporter: object) -> None:
+    """A green run without a GPU does not pretend: count what was not looked at."""
+    skipped = getattr(terminalreporter, "stats", {}).get("skipped", [])
+    gpu = [report for report in skipped if "gpu" in getattr(report, "keywords", {})]
+    if gpu:
+        terminalreporter.write_line(f"{len(gpu)} tests need a CUDA device and were not run")  # type: ignore[attr-defined]

@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import units
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (1610612736, "1.50 GiB"),
+     (2**60, "1024.00 PiB"), (-2048, "-2.00 KiB")],
+)  # fmt: skip
+def test_bytes(value, text):
+    assert units.show_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 ns"), (3.5e-4, "350 us"), (0.02, "20 ms"), (6.34, "6.34 s"), (119.6, "120 s"),
+     (125, "2 min 05 s"), (7500, "2 h 05 min"), (293760, "3.4 days"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_seconds(value, text):
+    assert units.show_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (12, "", "12"),
+        (174.8e9, "", "174.8 G"),
+        (1.98e6, "tokens/s", "1.98 Mtokens/s"),
+        (0.5, "", "0.5"),
+    ],
+)
+def test_count(value, unit, text):
+    assert units.show_count(value, unit) == text
+
+
+def test_ratio():
+    assert units.show_ratio(0.552) == "55.2 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("80GiB", 80 * 2**30), ("512 MiB", 2**29), ("1e9", 10**9), ("64k", 64_000),
+     ("1_000", 1000), ("0.5 GB", 5 * 10**8)],
+)  # fmt: skip
+def test_parse_bytes(text, value):
+    assert units.parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "ten", "1 XB"])
+def test_parse_bytes_refuses(text):
+    with pytest.raises(ValueError, match="could not convert"):
+        units.parse_bytes(text)
+
+
+@given(st.integers(0, 2**50))
+def test_shown_bytes_read_back_to_their_two_decimals(value):
+    assert units.parse_bytes(units.show_bytes(value)) == pytest.approx(value, rel=0.006)
