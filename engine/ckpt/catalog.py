@@ -115,7 +115,7 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
         name=folder, step=step, attempt=attempt, state="partial", bytes=size, files=len(present),
         created_s=newest, why=f"no {COMMITTED} marker",
     )  # fmt: skip
-    if not any(found.name == COMMITTED for found in present):
+    if COMMITTED not in {found.name for found in present}:
         return base
     try:
         manifest = read_manifest(store, folder)
@@ -130,7 +130,7 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
 
 def catalog(root: str | Path) -> list[CheckpointInfo]:
     """Every checkpoint folder under a root, oldest step first."""
-    store = open_store(root)
+    store = open_root(root)
     return [describe(store, folder) for folder in step_folders(store)]
 
 
@@ -147,25 +147,45 @@ def valid_folders(store: Store) -> Iterator[str]:
 
 def latest(root: str | Path) -> str | Path | None:
     """The newest checkpoint that is committed and complete, None if there is none."""
-    folder = next(valid_folders(open_store(root)), None)
+    store = open_root(root)
+    folder = next(valid_folders(store), None)
     if folder is None:
         return None
-    return root / folder if isinstance(root, Path) else f"{root.rstrip('/')}/{folder}"
+    return Path(store.url) / folder if isinstance(root, Path) else f"{store.url}/{folder}"
 
 
-def find(where: str | Path) -> tuple[Store, str]:
-    """A checkpoint named by its own location, or the newest valid one of a folder of them."""
+def open_root(where: str | Path) -> Store:
+    """The store of a folder of checkpoints, or of the `ckpt` folder of a run."""
+    store = open_store(where)
+    folders = store.folders()
+    if "ckpt" in folders and not any(parse_folder(name) for name in folders):
+        return open_store(f"{str(where).rstrip('/')}/ckpt")
+    return store
+
+
+def find(where: str | Path, *, valid: bool = True) -> tuple[Store, str]:
+    """A checkpoint named by its own location, or the newest one of a run or folder of them.
+
+    With `valid` false, the newest one that has a marker counts, damaged or not.
+    """
     root, folder = split(where)
     if parse_folder(folder):
         return open_store(root), folder
-    store = open_store(where)
-    newest = next(valid_folders(store), None)
+    store = open_root(where)
+    if valid:
+        newest = next(valid_folders(store), None)
+    else:
+        newest = next((f for f in reversed(step_folders(store)) if _marked(store, f)), None)
     if newest is not None:
         return store, newest
     above = open_store(root)
-    if any(found.name == COMMITTED for found in above.files(folder)):
+    if _marked(above, folder):
         return above, folder
     raise CheckpointError(
         f"{where}: no committed checkpoint here",
-        remedy="name a folder that holds `step-...` folders, e.g. runs/<name>/ckpt",
+        remedy="name a checkpoint, or a run or folder that holds `step-...` folders",
     )
+
+
+def _marked(store: Store, folder: str) -> bool:
+    return any(found.name == COMMITTED for found in store.files(folder))

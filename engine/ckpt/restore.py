@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.ckpt.catalog import parse_folder, read_manifest, valid_folders
+from engine.ckpt.catalog import open_root, parse_folder, read_manifest, valid_folders
 from engine.ckpt.manifest import CheckpointMeta, Manifest
 from engine.ckpt.piece import Piece
 from engine.ckpt.reading import ReadReport, Want, fill
@@ -41,7 +41,7 @@ def load_checkpoint(
     if parse_folder(name):
         store, tried = open_store(root), [name]
     else:
-        store = open_store(folder)
+        store = open_root(folder)
         tried = _candidates(store, gather)
     errors = []
     for candidate in tried:

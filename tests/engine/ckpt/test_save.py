@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from engine.ckpt.restore import load_checkpoint
-
-from .state import dense, pieces_of, save
+from tests.engine.ckpt.state import dense, pieces_of, save
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -1,0 +1,159 @@
+"""Which checkpoints may go, and how they go: marker first, so that a crash half-way leaves no lie.
+
+The newest valid checkpoint is never removed, whatever the policy says. Folders without a marker are
+removed only when their writer is known to be dead or has been silent for longer than a grace
+period.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.ckpt.catalog import CLAIM, CheckpointInfo, describe, open_root, step_folders
+from engine.ckpt.manifest import COMMITTED
+from engine.ckpt.store import Store
+from engine.errors import EngineError
+from engine.spec.base import NonNegative, Noun, Size
+
+
+class Retention(Noun, frozen=True, kw_only=True):
+    """What to keep. A checkpoint is kept if any rule wants it."""
+
+    last: Annotated[int, Meta(ge=1, description="newest valid checkpoints to keep")] = 3
+    every_h: Annotated[NonNegative, Meta(description="also one per so many hours; 0 = none")] = 0.0
+    every_steps: Annotated[Size, Meta(description="also steps divisible by this; 0 = none")] = 0
+    grace_s: Annotated[NonNegative, Meta(description="silence after which a writer is dead")] = (
+        21600.0
+    )
+
+
+class Decision(Noun, frozen=True, kw_only=True):
+    """What happens to one folder, and why."""
+
+    name: str
+    step: int
+    state: str
+    bytes: int
+    action: Literal["keep", "remove"]
+    why: str
+
+
+def plan_prune(
+    root: str | Path, retention: Retention, *, now_s: float | None = None
+) -> list[Decision]:
+    """Decide for every folder under a root, oldest first; changes nothing."""
+    store = open_root(root)
+    now = time.time() if now_s is None else now_s
+    infos = [describe(store, folder) for folder in step_folders(store)]
+    reasons = _wanted([info for info in infos if info.state == "committed"], retention)
+    return [_decide(store, info, reasons, retention.grace_s, now) for info in infos]
+
+
+def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
+    """Carry out a plan and return the folders removed.
+
+    Looks at the store again first: if no checkpoint that stays is valid any more, nothing is
+    removed.
+    """
+    store = open_root(root)
+    kept = [d.name for d in decisions if d.action == "keep" and d.state == "committed"]
+    going = [d for d in decisions if d.action == "remove"]
+    safe = any(describe(store, name).state == "committed" for name in reversed(kept))
+    removed = []
+    for decision in going:
+        if decision.state == "committed" and not safe:
+            continue
+        if decision.state == "partial" and describe(store, decision.name).state != "partial":
+            continue
+        remove_checkpoint(store, decision.name)
+        removed.append(decision.name)
+    return removed
+
+
+def remove_checkpoint(store: Store, folder: str) -> None:
+    """Take back the commit, durably; then delete the data."""
+    store.remove(f"{folder}/{COMMITTED}")
+    store.remove_folder(folder)
+
+
+def keep_newest(root: str | Path, last: int) -> list[str]:
+    """The trainer's retention after a commit: keep `last` valid ones, 0 = all; what went."""
+    if last == 0:
+        return []
+    decisions = plan_prune(root, Retention(last=last))
+    return prune(root, [d for d in decisions if d.state != "partial"])
+
+
+def _wanted(valid: Sequence[CheckpointInfo], retention: Retention) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    if valid:
+        reasons[valid[-1].name] = "the newest valid one is never removed"
+    for info in valid[-retention.last :]:
+        reasons.setdefault(info.name, f"one of the last {retention.last}")
+    if retention.every_steps:
+        for info in valid:
+            if info.step % retention.every_steps == 0:
+                reasons.setdefault(info.name, f"step divisible by {retention.every_steps}")
+    for info in _spaced(valid, retention.every_h * 3600):
+        reasons.setdefault(info.name, f"first in {retention.every_h:g} h")
+    return reasons
+
+
+def _spaced(valid: Iterable[CheckpointInfo], spacing_s: float) -> list[CheckpointInfo]:
+    kept: list[CheckpointInfo] = []
+    for info in valid if spacing_s else ():
+        if not kept or info.created_s - kept[-1].created_s >= spacing_s:
+            kept.append(info)
+    return kept
+
+
+def _decide(
+    store: Store, info: CheckpointInfo, reasons: dict[str, str], grace_s: float, now: float
+) -> Decision:
+    action: Literal["keep", "remove"] = "keep"
+    if info.state == "committed":
+        why = reasons.get(info.name, "")
+        if not why:
+            action, why = "remove", "no rule keeps it"
+    elif info.state == "damaged":
+        why = f"damaged, for a person to look at: {info.why}"
+    else:
+        dead, why = _writer_dead(store, info, grace_s, now)
+        action = "remove" if dead else "keep"
+    return Decision(
+        name=info.name, step=info.step, state=info.state, bytes=info.bytes, action=action, why=why
+    )
+
+
+def _writer_dead(
+    store: Store, info: CheckpointInfo, grace_s: float, now: float
+) -> tuple[bool, str]:
+    age = now - info.created_s
+    if age > grace_s:
+        return True, f"never committed, silent for {age / 3600:.1f} h"
+    try:
+        note = msgspec.json.decode(store.get(f"{info.name}/{CLAIM}", 4096) or b"{}", type=dict)
+        host, pid = note.get("host"), note.get("pid")
+    except (msgspec.MsgspecError, EngineError):
+        host, pid = None, None
+    if host == platform.node() and isinstance(pid, int) and pid > 0 and not _alive(pid):
+        return True, f"never committed, its writer (process {pid}) is gone"
+    return False, "being written, or its writer died less than the grace period ago"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,128 @@
+"""Rewrite a checkpoint for another layout, offline, with bounded memory.
+
+Loading needs no reshard: any layout reads any checkpoint. Rewriting pays off when a cut across
+columns would make each of many restarts read whole rows, or when a checkpoint moves to another
+store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine.ckpt.catalog import find, read_manifest
+from engine.ckpt.geometry import Region
+from engine.ckpt.manifest import ITEM_BYTES, Manifest
+from engine.ckpt.partition import rank_pieces
+from engine.ckpt.reading import Want, fill
+from engine.ckpt.safefile import Image, Planned, plan_image
+from engine.ckpt.save import assemble, claim, commit, write_part
+from engine.ckpt.store import Store, open_store
+from engine.errors import CheckpointError
+from engine.spec.base import Noun
+from engine.spec.layout import ParallelLayout
+
+MEMORY_BYTES = 256 << 20
+"""Default bound on the buffers of a reshard."""
+
+
+class ReshardPlan(Noun, frozen=True, kw_only=True):
+    """What a reshard will write."""
+
+    source: str
+    step: int
+    layout: ParallelLayout
+    files: int
+    pieces: int
+    bytes: int
+    largest_file_bytes: int
+
+
+def plan_reshard(manifest: Manifest, layout: ParallelLayout, *, source: str = "") -> ReshardPlan:
+    """Cut the state for a layout without touching any data; LayoutError if it cannot be cut."""
+    sizes, pieces = [], 0
+    for _, planned in rank_pieces(manifest, layout):
+        pieces += len(planned)
+        sizes.append(sum(piece.bytes for piece in planned))
+    return ReshardPlan(
+        source=source, step=manifest.meta.step, layout=layout, files=len(sizes), pieces=pieces,
+        bytes=sum(sizes), largest_file_bytes=max(sizes),
+    )  # fmt: skip
+
+
+def reshard(
+    source: str | Path,
+    target: str | Path,
+    layout: ParallelLayout,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Write `source` anew under `target` as `layout` would save it; returns the new folder's name.
+
+    Every chunk read is checked against its digest. At most about `memory_bytes` of data are held,
+    whatever the sizes of files and tensors.
+    """
+    store, folder = find(source)
+    manifest = read_manifest(store, folder)
+    block = max(1 << 16, memory_bytes // 4)
+    if memory_bytes < 4 << 20:
+        raise CheckpointError(
+            f"memory = {memory_bytes} bytes is too little for a reshard",
+            remedy="allow at least 4 MiB, e.g. --memory 64MiB",
+        )
+    out = open_store(target)
+    name = claim(out, manifest.meta.step)
+    parts, done = [], 0
+    for rank, planned in rank_pieces(manifest, layout):
+        image = plan_image(planned, {"format": "msctl", "rank": str(rank)})
+        views = stream(store, folder, manifest, image, block=block)
+        parts.append(write_part(out, name, image, views, rank=rank))
+        done += image.bytes
+        if progress:
+            progress(done, manifest.bytes)
+    meta = msgspec.structs.replace(manifest.meta, layout=layout)
+    commit(out, name, assemble(meta, parts, layout.world_size))
+    return name
+
+
+def stream(
+    store: Store, folder: str, manifest: Manifest, image: Image, *, block: int
+) -> Iterator[memoryview]:
+    """The data of an image, piece by piece, in blocks of at most `block` bytes.
+
+    Neighbouring small pieces are read together, so that no chunk is read once per bias.
+    """
+    batch: list[Planned] = []
+    size = 0
+    for piece in image.planned:
+        for part in _blocks(piece, block):
+            if size + part.bytes > block and batch:
+                yield from _read(store, folder, manifest, batch)
+                batch, size = [], 0
+            batch.append(part)
+            size += part.bytes
+    yield from _read(store, folder, manifest, batch)
+
+
+def _read(
+    store: Store, folder: str, manifest: Manifest, batch: list[Planned]
+) -> Iterator[memoryview]:
+    outs = [np.empty(part.bytes, np.uint8) for part in batch]
+    wants = [
+        Want(part.name, part.slot, part.dtype, part.region, out)
+        for part, out in zip(batch, outs, strict=True)
+    ]
+    fill(store, folder, manifest, wants)
+    for out in outs:
+        yield out.data
+
+
+def _blocks(piece: Planned, block: int) -> Iterator[Planned]:
+    shape, box, (lo, hi) = piece.region
+    step = max(1, block // ITEM_BYTES[piece.dtype])
+    for at in range(lo, hi, step):
+        yield piece._replace(region=Region(shape, box, (at, min(hi, at + step))))

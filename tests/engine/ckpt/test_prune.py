@@ -1,0 +1,106 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from engine.ckpt.catalog import catalog
+from engine.ckpt.prune import Retention, keep_newest, plan_prune, prune
+from engine.ckpt.store import open_store
+from tests.engine.ckpt.state import dense, save
+
+
+@pytest.fixture
+def saved(tmp_path):
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step, 1, 1, dense(torch.float32, step))
+    return tmp_path
+
+
+def fate(root, **rules):
+    return {d.step: d.action for d in plan_prune(root, Retention(**rules))}
+
+
+def test_last_n_stay(saved):
+    assert fate(saved, last=2) == {10: "remove", 20: "remove", 30: "keep", 40: "keep"}
+    assert fate(saved, last=1, every_steps=20) == {
+        10: "remove",
+        20: "keep",
+        30: "remove",
+        40: "keep",
+    }
+
+
+def test_one_per_hours_stays(saved):
+    infos = catalog(saved)
+    span_h = (infos[-1].created_s - infos[0].created_s) / 3600
+    assert fate(saved, last=1, every_h=2 * span_h)[10] == "keep"
+    assert fate(saved, last=1, every_h=2 * span_h)[20] == "remove"
+
+
+def test_planning_changes_nothing_and_pruning_does_what_was_planned(saved):
+    plan = plan_prune(saved, Retention(last=1))
+    assert len(catalog(saved)) == 4
+    assert prune(saved, plan) == ["step-00000010", "step-00000020", "step-00000030"]
+    assert [i.name for i in catalog(saved)] == ["step-00000040"]
+
+
+def test_the_last_valid_one_stays_when_the_newer_are_damaged(saved):
+    for step in (20, 30, 40):
+        (saved / f"step-{step:08d}" / "rank-00000.safetensors").write_bytes(b"x")
+    decisions = {d.step: d for d in plan_prune(saved, Retention(last=1))}
+    assert decisions[10].why == "the newest valid one is never removed"
+    assert {d.action for d in decisions.values()} == {"keep"}
+
+
+def test_nothing_goes_if_what_should_stay_broke_after_planning(saved):
+    plan = plan_prune(saved, Retention(last=1))
+    (saved / "step-00000040" / "manifest.json").write_bytes(b"{}")
+    assert prune(saved, plan) == []
+
+
+def test_only_dead_attempts_are_orphans(saved):
+    for step in (50, 60):
+        folder = saved / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "rank-00000.safetensors").write_bytes(b"partial")
+    import platform
+
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    note = f'{{"host": "{platform.node()}", "pid": %d}}'
+    import os
+
+    (saved / "step-00000050" / "ATTEMPT").write_text(note % os.getpid())
+    (saved / "step-00000060" / "ATTEMPT").write_text(note % dead.pid)
+    assert fate(saved, last=4) == {
+        10: "keep",
+        20: "keep",
+        30: "keep",
+        40: "keep",
+        50: "keep",
+        60: "remove",
+    }
+    later = plan_prune(saved, Retention(last=4), now_s=catalog(saved)[-1].created_s + 22000)
+    assert {d.step for d in later if d.action == "remove"} == {50, 60}
+
+
+def test_the_trainers_retention(saved):
+    keep_newest(saved, 3)
+    assert [i.step for i in catalog(saved)] == [20, 30, 40]
+    assert keep_newest(saved, 0) == []
+
+
+def test_removal_takes_the_marker_first(saved):
+    store = open_store(saved)
+    calls = []
+
+    class Spy:
+        url = store.url
+        remove = staticmethod(lambda name: calls.append(name))
+        remove_folder = staticmethod(lambda name: calls.append(name))
+
+    from engine.ckpt.prune import remove_checkpoint
+
+    remove_checkpoint(Spy(), "step-00000010")
+    assert calls == ["step-00000010/COMMITTED", "step-00000010"]
