@@ -35,17 +35,19 @@ class LayerCost(NamedTuple):
     elementwise_b: Num
     host_f: Num
     host_b: Num
+    serial: float
 
     @property
     def forward_s(self) -> Num:
         """Device time, or the host's if it cannot issue kernels fast enough."""
-        return np.maximum(self.gemm_f + self.attention_f + self.elementwise_f, self.host_f)
+        device = self.gemm_f + self.attention_f + self.elementwise_f
+        return np.maximum(device, self.host_f) + self.serial * np.minimum(device, self.host_f)
 
     @property
     def backward_s(self) -> Num:
         """Both gradients, no recomputation."""
         device = self.gemm_dgrad + self.gemm_wgrad + self.attention_b + self.elementwise_b
-        return np.maximum(device, self.host_b)
+        return np.maximum(device, self.host_b) + self.serial * np.minimum(device, self.host_b)
 
 
 def gemm_s(job: Job, m: Num, n: Num, k: Num, *, low: bool = True) -> Num:
@@ -55,7 +57,7 @@ def gemm_s(job: Job, m: Num, n: Num, k: Num, *, low: bool = True) -> Num:
     """
     device, physics = job.cluster.device, job.physics
     peak = job.peak_flops_per_s
-    if not low and job.precision in ("fp8", "fp4"):
+    if not low and job.precision.startswith(("fp8", "fp4")):
         peak = device.peak_flops_per_s.get("bf16", peak)
     rate = peak * device.sustained * job.speed
     units = float(device.units or 1)
@@ -102,6 +104,7 @@ def layer_cost(job: Job, grid: Grid) -> LayerCost:
         elementwise_b=1.6 * elementwise,
         host_f=host,
         host_b=1.8 * host,
+        serial=job.profile.host_serial,
     )
 
 
@@ -160,6 +163,8 @@ def attention_s(job: Job, grid: Grid, tokens: Num) -> tuple[Num, Num]:
         seen = model.seq * window * (1 - window / 2)  # causal: half of the square, less of a band
         flops = 4.0 * tokens * seen * model.q_size / grid.tp
         odd = 1.0 if model.head_dim % 64 == 0 else 0.8
+        odd *= getattr(job.physics, job.attention)
+        flops = flops * (1 + (1 - job.profile.cp_balance) * (1 - 1 / grid.cp))
         return flops / (peak * forward * odd), 2.5 * flops / (peak * backward * odd)
     scores = tokens * model.seq * model.heads / grid.tp
     flops = 4.0 * scores * model.head_dim
@@ -188,7 +193,7 @@ def _elementwise_s(job: Job, grid: Grid, tokens: Num) -> Num:
         ffn = job.experts.top_k * job.experts.ffn + job.experts.shared_ffn
     bytes_ = tokens * model.hidden * (norms + residuals) / split
     bytes_ = bytes_ + tokens * (wide * ffn + rotary * (model.q_size + model.kv_size)) / grid.tp
-    if job.precision in ("fp8", "fp4"):  # casts of GEMM inputs
+    if job.precision.startswith(("fp8", "fp4")):  # casts of GEMM inputs
         bytes_ = bytes_ + tokens * 3.0 * (2 * model.hidden + (model.q_size + ffn) / grid.tp)
     passes = 1.0 if job.profile.fused else physics.passes
     return bytes_ * passes / (job.cluster.device.memory_bytes_per_s * physics.hbm)
@@ -198,7 +203,7 @@ def _kernels(job: Job) -> float:
     """Kernels that the host issues for the forward of a layer."""
     base = 14.0 if job.profile.fused else 24.0
     base += 0.0 if job.attention in _KERNELS else 6.0
-    if job.precision in ("fp8", "fp4"):
+    if job.precision.startswith(("fp8", "fp4")):
         base += 8.0
     return base + (12.0 if job.experts is not None else 0.0)
 

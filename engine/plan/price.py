@@ -78,6 +78,7 @@ def price(job: Job, grid: Grid) -> Price:
     again = _recompute_s(job, grid, layer, tp_f)
     traffic = _data_parallel_s(job, grid)
     each = np.ceil(model.layers / (grid.pp * grid.vpp))
+    missing_first, missing_last = _uneven(job, grid, each)
     forward, backward = layer.forward_s, layer.backward_s
     zero_f, zero_b = _gathered_s(job, grid, traffic, forward, backward + again)
     nodes = np.maximum(grid.tp * grid.pp * grid.dp * grid.cp / job.cluster.gpus_per_node, 1.0)
@@ -93,10 +94,10 @@ def price(job: Job, grid: Grid) -> Price:
         microbatches=job.microbatches(grid),
         chunk_f=chunk_f,
         chunk_b=chunk_b,
-        embed_f=embed * scale,
-        embed_b=embed * scale,
-        head_f=head_f * scale,
-        head_b=head_b * scale,
+        embed_f=embed * scale - missing_first * chunk_f / each,
+        embed_b=embed * scale - missing_first * chunk_b / each,
+        head_f=head_f * scale - missing_last * chunk_f / each,
+        head_b=head_b * scale - missing_last * chunk_b / each,
         send_s=_send_s(job, grid),
         gather_s=gather,
         reduce_s=reduce,
@@ -109,6 +110,17 @@ def price(job: Job, grid: Grid) -> Price:
         compute_s=each * scale * (forward + backward),
         jitter=jitter,
     )
+
+
+def _uneven(job: Job, grid: Grid, each: Num) -> tuple[Num, Num]:
+    """Layers that the first and last chunk hold fewer than the others.
+
+    Frameworks that count embedding and head as layers leave one out at both ends; what is still
+    missing is missing at the end.
+    """
+    spare = each * grid.pp * grid.vpp - job.model.layers
+    first = np.where(spare >= 2, 1.0, 0.0)
+    return first, np.minimum(spare - first, each)
 
 
 def _tensor_parallel_s(job: Job, grid: Grid, layer: LayerCost) -> tuple[Num, Num, Num]:
@@ -193,11 +205,12 @@ def _data_parallel_s(job: Job, grid: Grid) -> Traffic:
     )  # fmt: skip
     per_layer = np.ceil(job.model.layers / grid.pp)
     three = grid.zero == 3
+    net = job.profile.net
     return Traffic(
-        gather_s=np.where(sharded & ~three, gather, 0.0),
-        reduce_s=np.where(three, np.where(shard < replicas, 2.0 * reduce / shard, 0.0), whole),
-        micro_f=np.where(three, local / per_layer, 0.0),
-        micro_b=np.where(three, (local + back) / per_layer, 0.0),
+        gather_s=np.where(sharded & ~three, gather, 0.0) / net,
+        reduce_s=np.where(three, np.where(shard < replicas, 2.0 * reduce / shard, 0.0), whole) / net,
+        micro_f=np.where(three, local / per_layer, 0.0) / net,
+        micro_b=np.where(three, (local + back) / per_layer, 0.0) / net,
     )
 
 
@@ -255,4 +268,5 @@ def _update_s(job: Job, grid: Grid) -> Num:
     shard = np.where(grid.shard > 0, np.minimum(grid.shard, replicas), replicas)
     owned = (inner + ends) / np.where(grid.zero >= 1, shard, 1.0)
     rate = job.cluster.device.memory_bytes_per_s * job.physics.hbm
-    return job.physics.update_bytes * owned / rate
+    spread = np.where((grid.zero >= 1) & (shard > 1), shard * job.profile.owner_s, 0.0)
+    return job.physics.update_bytes * owned / rate + spread

@@ -31,6 +31,9 @@ class Physics(Noun, frozen=True, kw_only=True):
         14.0
     )
     scores_rate: Annotated[Ratio, doc("share of peak of batched score GEMMs, unfused")] = 0.5
+    flash1: Annotated[Positive, doc("speed of FlashAttention-1 and kin / its table")] = 1.0
+    flash2: Annotated[Positive, doc("speed of FlashAttention-2 / its table")] = 1.0
+    cudnn: Annotated[Positive, doc("speed of fused attention of cuDNN / its table")] = 1.0
     launch_s: Annotated[NonNegative, doc("host time to issue one kernel")] = 6e-6
     collective_host_s: Annotated[NonNegative, doc("host time to issue one collective")] = 30e-6
     intra: Annotated[Ratio, doc("bus bandwidth of large collectives in a node / link rate")] = 0.77
@@ -60,6 +63,10 @@ class SystemProfile(Noun, frozen=True, kw_only=True):
     async_backward: Annotated[Ratio, doc("share of backward TP traffic behind dW GEMMs")] = 0.6
     dp_hidden: Annotated[Ratio, doc("share of DP traffic hidden when it overlaps")] = 0.85
     grad_bytes: Annotated[Positive, doc("bytes of a gradient element on the wire")] = 4.0
+    net: Annotated[Positive, doc("network rate its parameter traffic reaches / physics.inter")] = 1.0
+    owner_s: Annotated[NonNegative, doc("per rank that shares an update by broadcasts")] = 0.0
+    cp_balance: Annotated[Ratio, doc("1: causal work is dealt evenly to context ranks")] = 1.0
+    host_serial: Annotated[Ratio, doc("share of launch time that the device waits for")] = 0.0
     fused: Annotated[bool, doc("norm, activation, dropout in single kernels")] = False
     graphs: Annotated[Ratio, doc("share of launches that CUDA graphs or compilation save")] = 0.0
 
@@ -71,6 +78,16 @@ class Fitted(Noun, frozen=True, kw_only=True):
     devices: Annotated[dict[str, float], doc("GEMM speed by device and precision, 1 = data sheet")]
     profiles: dict[str, SystemProfile]
     log_error: Annotated[float, doc("spread of log(predicted / measured), rows left out")] = 0.1
+
+    def speed_of(self, device: str, precision: str) -> float:
+        """Fitted GEMM speed of a device and precision; 1 where none was fitted."""
+        fallback = self.devices.get(device, 1.0)
+        return self.devices.get(f"{device}/{_family(precision)}", fallback)
+
+
+def _family(precision: str) -> str:
+    """fp16 runs at the speed of bf16."""
+    return "bf16" if precision == "fp16" else precision
 
 
 @cache

@@ -97,15 +97,9 @@ def prepare(request: Request) -> Prepared:
     job = Job(
         model=model, experts=source.experts, cluster=cluster, global_batch=batch,
         precision=precision, attention=attention, profile=system,  # type: ignore[arg-type]
-        physics=fitted().physics, speed=speed_of(cluster.device.name, precision),
+        physics=fitted().physics, speed=fitted().speed_of(cluster.device.name, precision),
     )  # fmt: skip
     return Prepared(job, gpus, _space(sets, job), tuple(notes))
-
-
-def speed_of(device: str, precision: str) -> float:
-    """Fitted GEMM speed of a device, 1.0 if none was fitted."""
-    table = fitted().devices
-    return table.get(f"{device}/{precision}", table.get(device, 1.0))
 
 
 def load_cluster(name: str) -> ClusterSpec:

@@ -129,7 +129,7 @@ class Job(Noun, frozen=True, kw_only=True):
     def peak_flops_per_s(self) -> float:
         """What MFU divides by, per device; formats without a data-sheet peak fall back to bf16."""
         peaks = self.cluster.device.peak_flops_per_s
-        return peaks.get(self.precision) or peaks.get("bf16") or max(peaks.values())
+        return peaks.get(self.precision.split("-")[0]) or peaks.get("bf16") or max(peaks.values())
 
     def microbatches(self, grid: Grid) -> Num:
         """Forward passes of one replica in a step, padded up where the batch does not divide."""

@@ -1,0 +1,89 @@
+"""Fit the shipped constants of `engine/plan` on a table of public runs.
+
+    python bench/plan/fit.py TABLE.csv [--write] [--rounds N]
+
+Only rows of permissively licensed or cited sources belong in TABLE. Prints the error of every group when
+fitted and when the group is left out; --write replaces engine/plan/fitted.json.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from prior import KNOBS, START  # noqa: E402
+
+from engine.plan.calibrate import errors, fit, left_out, points_of, refresh  # noqa: E402
+from engine.plan.rows import read_rows  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--refreshes", type=int, default=3)
+    given = parser.parse_args()
+    rows = read_rows(given.table)
+    began = time.time()
+    points = points_of(rows, START)
+    constants = START
+    for turn in range(given.refreshes):
+        found = fit(points, START if turn == 0 else constants, KNOBS, rounds=given.rounds)
+        constants = found.constants
+        points = refresh(points, constants)
+        print(f"refresh {turn}: macro {macro(points, constants):.4f}  {time.time() - began:.0f} s")
+    names = sorted({p.case.group for p in points})
+    base = errors(points, constants)
+    found = found._replace(errors=base)
+    everything, outside = [], []
+    print(f"{'group':20s} rows  fitted  left out")
+    for name in names:
+        mine = np.array([p.case.group == name for p in points])
+        without = left_out(points, found, START, KNOBS, name)
+        own = [p for p in points if p.case.group == name]
+        held = errors(own, without)
+        inside = np.mean(np.abs(np.exp(base[mine]) - 1))
+        beyond = np.mean(np.abs(np.exp(held) - 1))
+        everything.append(inside)
+        outside.append((name, beyond, held))
+        print(f"{name:20s} {mine.sum():4d}  {inside:6.3f}  {beyond:6.3f}")
+    print(f"{'mean over groups':20s}       {np.mean(everything):6.3f}  "
+          f"{np.mean([b for _, b, _ in outside]):6.3f}")
+    spread = float(np.quantile(np.abs(np.concatenate([h for *_, h in outside])), 0.8) / 1.2816)
+    constants = msgspec.structs.replace(constants, log_error=spread)
+    print(f"spread of log error with groups left out: {spread:.3f}")
+    if given.write:
+        text = msgspec.json.format(msgspec.json.encode(rounded(constants)), indent=1) + b"\n"
+        (ROOT / "engine/plan/fitted.json").write_bytes(text)
+
+
+def macro(points, constants) -> float:
+    base = errors(points, constants)
+    names = [p.case.group for p in points]
+    return float(np.mean([
+        np.mean([abs(np.exp(e) - 1) for e, n in zip(base, names, strict=True) if n == name])
+        for name in set(names)
+    ]))  # fmt: skip
+
+
+def rounded(constants):
+    """Four digits: more would pretend."""
+    def short(value):
+        if isinstance(value, float):
+            return float(f"{value:.4g}")
+        if isinstance(value, dict):
+            return {k: short(v) for k, v in value.items()}
+        return value
+    return msgspec.convert(short(msgspec.to_builtins(constants)), type(constants))
+
+
+if __name__ == "__main__":
+    main()
