@@ -17,9 +17,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 from engine.errors import EngineError, MissingError, RunFailed
+from engine.spec.problem import Problem
 from msctl import __version__
 from msctl.flags import CONTEXT, Flags, JsonFlag, QuietFlag, VerboseFlag, help_if_bare
-from msctl.ui import Problem, print_error
+from msctl.ui import print_error
 
 
 class ExitCode(IntEnum):
@@ -100,8 +101,13 @@ def exit_code_of(error: EngineError) -> ExitCode:
 def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The root command with the wanted command in full and the others by name and first line."""
     app = typer.Typer(
-        name="msctl", help=_root.__doc__, epilog=EPILOG, rich_markup_mode="markdown", context_settings=CONTEXT, pretty_exceptions_enable=False,
-    )  # fmt: skip
+        name="msctl",
+        help=_root.__doc__,
+        epilog=EPILOG,
+        rich_markup_mode="markdown",
+        context_settings=CONTEXT,
+        pretty_exceptions_enable=False,
+    )
     app.callback(invoke_without_command=True)(_root)
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     completing = "_MSCTL_COMPLETE" in os.environ
@@ -146,7 +152,7 @@ def _not_loaded() -> None:
 
 
 _INTERRUPTED = Problem(
-    what="interrupted", remedy="run the command again to start over or to resume"
+    keys=(), what="interrupted", remedy="run the command again to start over or to resume"
 )
 
 
@@ -158,8 +164,8 @@ def _kind_of(error: EngineError) -> str:
 
 def _problems_of(error: EngineError) -> list[Problem]:
     """Every fault that an error carries; usually one."""
-    several = [Problem(what=p.what, remedy=p.remedy) for p in getattr(error, "problems", ())]
-    return several or [Problem(what=error.what, remedy=error.remedy)]
+    several = [p for p in getattr(error, "problems", ()) if isinstance(p, Problem)]
+    return several or [Problem(keys=(), what=error.what, remedy=error.remedy)]
 
 
 def _usage(error: Exception) -> Problem:
@@ -167,12 +173,13 @@ def _usage(error: Exception) -> Problem:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "msctl"
     message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
-    return Problem(what=message, remedy=f"see what is accepted with `{command} --help`")
+    return Problem(keys=(), what=message, remedy=f"see what is accepted with `{command} --help`")
 
 
 def _bug(error: Exception) -> Problem:
     """An exception that nobody expected."""
     return Problem(
+        keys=(),
         what=f"a bug in msctl {__version__}: {type(error).__name__}: {error}",
         remedy=f"report it with the traceback above and the command line to {_tracker()}",
     )

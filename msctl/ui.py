@@ -27,20 +27,13 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import MissingError
-from engine.spec.base import Noun
+from engine.spec.problem import Problem
 
 T = TypeVar("T")
 Cell = str | int | float | None
 BAD_VERDICT = 4
 _NARROWEST = 24
 _MOST_PROBLEMS = 20
-
-
-class Problem(Noun, frozen=True, kw_only=True):
-    """One fault as printed: what and where, and what to do."""
-
-    what: str
-    remedy: str
 
 
 class Ui:
@@ -227,7 +220,7 @@ def print_error(kind: str, problems: Sequence[Problem], *, json: bool, code: int
     console = _console(sys.stderr)
     for problem in problems[:_MOST_PROBLEMS]:
         line = Text("error: ", style="bold red").append(
-            clean(problem.what), style="not bold default"
+            clean(problem.shown), style="not bold default"
         )
         console.print(line, soft_wrap=True)
         console.print()

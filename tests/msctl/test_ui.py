@@ -1,0 +1,204 @@
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from engine.errors import MissingError
+from msctl.ui import Ui, clean, encode_json, show_cell
+
+
+class _Stream(io.TextIOWrapper):
+    """An in-memory stream that may be a terminal and may fail."""
+
+    def __init__(
+        self, *, terminal: bool = False, encoding: str = "utf-8", error: Exception | None = None
+    ):
+        super().__init__(io.BytesIO(), encoding=encoding, errors="replace", write_through=True)
+        self._terminal, self._error = terminal, error
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        if self._error is not None:
+            raise self._error
+        return super().write(text)
+
+    def text(self) -> str:
+        return self.buffer.getvalue().decode(self.encoding)
+
+
+@pytest.fixture
+def stdout(monkeypatch):
+    def use(**options):
+        stream = _Stream(**options)
+        monkeypatch.setattr(sys, "stdout", stream)
+        return stream
+
+    return use
+
+
+ROWS = [["8x8x192", 6.3412, "[model] [/etc] :smile:"], ["4x4", None, "two\tparts\nhere"]]
+
+
+def test_a_pipe_gets_tab_separated_rows(stdout):
+    out = stdout()
+    ui = Ui()
+    ui.table("Layouts", ["layout", "step [s]", "note"], ROWS)
+    ui.table("More", ["n"], [[1]])
+    assert out.text() == (
+        "layout\tstep [s]\tnote\n8x8x192\t6.341\t[model] [/etc] :smile:\n4x4\t-\ttwo parts here\n"
+        "\n# More\nn\n1\n"
+    )
+
+
+def test_a_pipe_never_wraps(stdout, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    out = stdout()
+    Ui().table("", ["text"], [["x" * 500]])
+    assert out.text() == "text\n" + "x" * 500 + "\n"
+
+
+def test_a_terminal_gets_a_table(stdout, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = stdout(terminal=True)
+    Ui().table("Layouts", ["layout", "step [s]", "note"], ROWS)
+    lines = out.text().splitlines()
+    assert lines[0].strip() == "Layouts"
+    assert "│ 8x8x192 │    6.341 │ [model] [/etc] :smile: │" in lines
+    assert not re.search(r"\x1b\[[0-9;]*[349][0-7]m", out.text())  # bold yes, colour no
+
+
+def test_a_narrow_terminal_gets_records(stdout, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "16")
+    out = stdout(terminal=True)
+    Ui().table("", ["layout", "step [s]", "note"], ROWS)
+    assert out.text().startswith("layout: 8x8x192\nstep [s]: 6.341\nnote: [model]")
+    assert "\n\nlayout: 4x4\n" in out.text()
+
+
+@pytest.mark.parametrize("width", [20, 30, 45, 80, 200])
+def test_no_width_loses_a_character(stdout, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = stdout(terminal=True)
+    rows = [[f"layout{i}", "a long sentence about it " * 3, i * 1000.5] for i in range(3)]
+    Ui().table("T", ["name", "why", "s"], rows)
+    shown = "".join(c for c in out.text() if c.isalnum() or c in ".")
+    for name, _, seconds in rows:
+        assert name in shown
+        assert show_cell(seconds) in shown
+
+
+def test_a_terminal_that_is_not_utf8(stdout, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = stdout(terminal=True, encoding="latin-1")
+    ui = Ui()
+    ui.table("Größe", ["a → b"], [["∞"]])
+    ui.line("µs → ∞")
+    assert "a ? b" in out.text()
+    assert "µs ? ?" in out.text()
+    assert "│" not in out.text()
+
+
+def test_json_replaces_all_of_it(stdout):
+    out = stdout()
+    ui = Ui(json=True)
+    ui.table("T", ["a"], [[1]])
+    ui.line("x")
+    ui.result(
+        {"step_s": 1.5, "where": Path("runs/x"), "share": Fraction(1, 2)}, lambda ui, value: None
+    )
+    assert out.text() == ""
+    ui.close()
+    assert json.loads(out.text()) == {"step_s": 1.5, "where": "runs/x", "share": "1/2"}
+
+
+def test_json_has_no_number_that_is_none():
+    assert json.loads(encode_json({"a": float("nan"), "b": float("inf")})) == {"a": None, "b": None}
+
+
+def test_one_result_per_command(stdout):
+    stdout()
+    ui = Ui(json=True)
+    ui.result(1, lambda ui, value: None)
+    with pytest.raises(RuntimeError, match="two results"):
+        ui.result(2, lambda ui, value: None)
+
+
+def test_terminal_commands_in_foreign_text_do_nothing():
+    assert clean("ok \x1b]0;title\x07 \u202egnp") == "ok \\x1b]0;title\\x07 \\x202egnp"
+    assert clean("äöü → 漢字 🙂") == "äöü → 漢字 🙂"
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [(None, "-"), (1234567, "1234567"), (0.000123456, "0.0001235"), ("a\tb", "a b")],
+)
+def test_cells(cell, text):
+    assert show_cell(cell) == text
+
+
+def test_a_reader_that_went_away_is_no_error(stdout):
+    stdout(error=BrokenPipeError())
+    ui = Ui()
+    ui.line("first")
+    ui.line("second")
+    ui.exit(verdict_bad=False)
+
+
+def test_a_full_disk_is(stdout):
+    stdout(error=OSError(28, "No space left on device"))
+    with pytest.raises(MissingError, match="No space left"):
+        Ui().line("first")
+
+
+def test_talk_goes_to_stderr(stdout, capsys):
+    ui = Ui()
+    ui.note("wrote [x]")
+    ui.hint("see /etc")
+    ui.warn("odd")
+    assert capsys.readouterr() == ("", "wrote [x]\nhint: see /etc\nwarning: odd\n")
+
+
+def test_progress_is_silent_in_a_pipe(capsys):
+    with Ui().progress("Verify", 10) as advance:
+        advance(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def _on_a_terminal(command: list[str], columns: int) -> str:
+    """What a command shows on a terminal of that width, without styles."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    try:
+        while piece := os.read(master, 4096):
+            shown += piece
+    except OSError:  # Linux says EIO when the other end is closed
+        pass
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+
+
+@pytest.mark.multi
+def test_help_on_a_narrow_terminal():
+    shown = _on_a_terminal([sys.executable, "-m", "msctl", "--help"], 40)
+    assert max(len(line) for line in shown.splitlines()) <= 40
+
+
+@pytest.mark.multi
+def test_help_into_a_reader_that_stops():
+    line = f"{sys.executable} -m msctl --help | head -1"
+    ended = subprocess.run(line, shell=True, capture_output=True, timeout=60, check=True)
+    assert ended.stderr == b""
