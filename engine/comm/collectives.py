@@ -159,24 +159,17 @@ def barrier(group: Group) -> None:
         all_reduce(token, group).wait()
 
 
-def gather_objects(value: object, group: Group) -> list[object]:
-    """Small JSON-like values of all members, in order of index, on every member.
-
-    Values travel as JSON, never as pickles.
-    """
-    import msgspec
-
+def gather_bytes(value: bytes, group: Group) -> list[bytes]:
+    """A byte string of every member, in order of index, on every member."""
     if group.size == 1:
         return [value]
     device = "cpu" if _is_gloo(group) else "cuda"
-    data = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8).to(device)
+    data = torch.frombuffer(bytearray(value or b"\0"), dtype=torch.uint8).to(device)
     sizes = torch.zeros(group.size, dtype=torch.int64, device=device)
-    all_gather(sizes, torch.tensor([data.numel()], device=device), group).wait()
-    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
-    padded[: data.numel()] = data
+    all_gather(sizes, torch.tensor([len(value)], device=device), group).wait()
+    padded = torch.zeros(max(1, int(sizes.max())), dtype=torch.uint8, device=device)
+    padded[: data.numel()] = data[: padded.numel()]
     out = torch.empty(group.size * padded.numel(), dtype=torch.uint8, device=device)
     all_gather(out, padded, group).wait()
-    rows = out.view(group.size, -1).cpu()
-    return [
-        msgspec.json.decode(rows[i, : int(size)].numpy().tobytes()) for i, size in enumerate(sizes)
-    ]
+    rows = out.view(group.size, -1).cpu().numpy()
+    return [rows[i, : int(size)].tobytes() for i, size in enumerate(sizes)]

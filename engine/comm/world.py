@@ -4,14 +4,13 @@ Ranks meet at a store: rank 0 serves it on a socket that its parent may have ope
 port is guessed. An address that is taken, or a peer that does not come, is an error that says so.
 """
 
-import socket
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from engine.errors import MissingError, RunFailed
+from engine.errors import RunFailed
 
 
 class Rendezvous(NamedTuple):
@@ -20,24 +19,6 @@ class Rendezvous(NamedTuple):
     host: str
     port: int
     listen_fd: int = -1
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Open the store's socket; port 0 takes a free one. MissingError if the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((host, port))
-        made.listen(4096)
-    except OSError as error:
-        made.close()
-        raise MissingError(
-            f"train.port = {port}: cannot listen on {host}:{port}: {error.strerror or error}",
-            remedy="set train.port = 0 to take a free port, or end the program that holds it",
-        ) from error
-    made.set_inheritable(True)
-    return made
 
 
 def start_world(

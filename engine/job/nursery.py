@@ -10,6 +10,7 @@ Reports    {"event": "ready"}, {"event": "started", "rank", "pid"}, {"event": "e
 """
 
 import ctypes
+import importlib
 import os
 import selectors
 import signal
@@ -26,6 +27,7 @@ from engine.train.task import RankTask
 
 _PR_SET_PDEATHSIG = 1
 _KILL_AFTER_S = 5.0
+_BODY = "engine.train.worker:run_rank"
 
 
 class Start(Noun, frozen=True, kw_only=True, tag="start", tag_field="op"):
@@ -175,14 +177,19 @@ def _redirect(log: Path) -> None:
 
 
 def main() -> None:
-    """Entry of the nursery process: `python -m engine.job.nursery FD`."""
+    """Entry of the nursery process: `python -m engine.job.nursery FD [MODULE:FUNCTION]`.
+
+    The function is what a rank does; it is `engine.train.worker:run_rank` unless named.
+    """
     start = time.monotonic()
     die_with_parent()
-    from engine.train.worker import run_rank, warm_up
+    from engine.train.worker import warm_up
 
+    module, _, name = (sys.argv[2] if len(sys.argv) > 2 else _BODY).partition(":")
+    body = getattr(importlib.import_module(module), name)
     warm_up()
     control = socket.socket(fileno=int(sys.argv[1]))
-    Nursery(control, run_rank).serve(import_s=time.monotonic() - start)
+    Nursery(control, body).serve(import_s=time.monotonic() - start)
 
 
 if __name__ == "__main__":

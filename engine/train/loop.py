@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 
-from engine.ckpt.save import CheckpointMeta, save_checkpoint
+from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.prune import keep_newest
 from engine.ckpt.restore import load_checkpoint
-from engine.comm.collectives import barrier, gather_objects
+from engine.ckpt.save import save_checkpoint
+from engine.comm.collectives import barrier, gather_bytes
 from engine.data.loader import Loader, open_loaders
 from engine.device import DTYPES, Device
 from engine.train.task import RankTask
@@ -16,7 +18,7 @@ from engine.model.transformer import MicroBatch
 from engine.spec.load import dump_recipe
 from engine.spec.presets import DEVICES
 from engine.train.metrics import MetricsWriter, StepMetrics
-from engine.train.resume import checkpoint_to_resume, step_folder
+from engine.train.resume import CHECKPOINTS, checkpoint_to_resume
 from engine.train.state import loaded, pieces_to_load, pieces_to_save
 from engine.train.trainer import StepResult, Trainer
 
@@ -71,7 +73,7 @@ class Loop:
         if found is None:
             return 0
         engine = self.trainer.engine
-        meta = load_checkpoint(found, pieces_to_load(engine))
+        meta = load_checkpoint(found, pieces_to_load(engine), gather=self._gather)
         loaded(engine)
         self._saved = meta.step
         if self.mesh.rank == 0:
@@ -103,15 +105,21 @@ class Loop:
         engine, mesh = self.trainer.engine, self.mesh
         with self.trainer.events.span("checkpoint"):
             meta = CheckpointMeta(
-                step=done, recipe=dump_recipe(self.recipe), layout=self.recipe.layout
+                step=done, recipe_toml=dump_recipe(self.recipe), layout=self.recipe.layout,
+                data={"samples": done * self.recipe.batch.global_batch}, run=self.folder.name,
             )
             save_checkpoint(
-                step_folder(self.folder, done), pieces_to_save(engine), meta=meta,
-                rank=mesh.rank, world=mesh.layout.world_size,
-                gather=lambda value: gather_objects(value, mesh.world),
+                self.folder / CHECKPOINTS, pieces_to_save(engine), meta=meta, rank=mesh.rank,
+                world=mesh.layout.world_size, gather=self._gather,
                 barrier=lambda: barrier(mesh.world),
             )  # fmt: skip
         self._saved = done
+        if mesh.rank == 0:
+            keep_newest(self.folder / CHECKPOINTS, self.recipe.checkpoint.keep)
+
+    def _gather(self, value: object) -> list[object]:
+        assert isinstance(value, bytes), "checkpoint rooms exchange encoded bytes"
+        return list(gather_bytes(value, self.mesh.world))
 
     def _open_metrics(self, first: int) -> MetricsWriter | None:
         if self.mesh.rank:

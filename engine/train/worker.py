@@ -39,8 +39,6 @@ def warm_up() -> None:
     a = torch.ones(8, 8, requires_grad=True)
     torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None]).sum().backward()
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)], fused=True)
-    import torch.distributed
-
     gc.freeze()  # shared pages stay shared: the collector does not touch them in children
 
 

@@ -1,0 +1,107 @@
+"""A run's folder: where it is, what is in it, how it ended."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.errors import RecipeError
+from engine.spec.base import Noun
+from engine.spec.load import dump_recipe, load_recipe
+from engine.spec.recipe import Recipe
+
+RESULT = "result.json"
+
+
+class RunResult(Noun, frozen=True, kw_only=True):
+    """How an invocation of `train` ended."""
+
+    job: str
+    folder: str
+    ended: Literal["done", "interrupted", "failed"]
+    steps: int
+    """Optimizer updates done in all."""
+    total_steps: int
+    tokens: int
+    seconds: float
+    """Of this invocation, start-up included."""
+    start_s: float = 0.0
+    """From the request to fork until the first step ended, less that step."""
+    loss: float | None = None
+    val_loss: float | None = None
+    val_loss_per_byte: float | None = None
+    tokens_per_s: float = 0.0
+    mfu: float = 0.0
+    restarts: int = 0
+    cause: str = ""
+
+
+def run_folder(recipe: Recipe, wish: Path | None, *, root: Path, resume: str) -> Path:
+    """The folder of a run: as asked for, else `root/NAME`.
+
+    With resume `never`, a name that is taken gets the next free number, so that no run is overwritten.
+    """
+    if wish is not None:
+        if resume == "never" and (wish / "recipe.toml").exists():
+            raise RecipeError(
+                f"{wish}: holds a run already, and --resume never would overwrite it",
+                remedy="name another --run folder, or leave out --resume never to continue it",
+            )
+        return wish
+    folder = root / recipe.name
+    number = 2
+    while resume == "never" and (folder / "recipe.toml").exists():
+        folder = root / f"{recipe.name}-{number}"
+        number += 1
+    return folder
+
+
+def prepare_folder(folder: Path, recipe: Recipe) -> None:
+    """Write the resolved recipe, unless the folder holds a run of another model.
+
+    A resumed run may change layout, steps, monitoring and the like; not what its weights or its order of
+    samples mean.
+    """
+    path = folder / "recipe.toml"
+    if path.exists():
+        earlier = load_recipe(path)
+        fixed: tuple[tuple[str, Callable[[Recipe], object]], ...] = (
+            ("model", lambda r: r.model),
+            ("seed", lambda r: r.seed),
+            ("batch.global_batch", lambda r: r.batch.global_batch),
+            ("data.source", lambda r: r.data.source),
+            ("data.tokenizer", lambda r: r.data.tokenizer),
+        )
+        for key, pick in fixed:
+            if pick(earlier) != pick(recipe):
+                raise RecipeError(
+                    f"{folder}: its run has another {key} than the recipe",
+                    remedy="name another --run folder, or continue with the recipe in that folder",
+                )
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(dump_recipe(recipe), encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def write_result(folder: Path, result: RunResult) -> None:
+    """Leave the result where `diagnose` and people look for it."""
+    fresh = folder / f"{RESULT}.tmp"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    os.replace(fresh, folder / RESULT)
+
+
+def read_result(folder: Path) -> RunResult | None:
+    """The last result, or None if there is none or it is unreadable."""
+    try:
+        return msgspec.json.decode((folder / RESULT).read_bytes(), type=RunResult)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def valid_resume(wish: str) -> bool:
+    """Whether `--resume` was given a word or number it knows."""
+    return wish in ("auto", "never") or re.fullmatch(r"\d{1,9}", wish) is not None

@@ -1,0 +1,99 @@
+"""`msctl train`: start a run from a recipe on this machine and follow it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.errors import RecipeError
+from engine.job.dry import DryRun, dry_run
+from engine.job.driver import Driver, Watch
+from engine.job.fit import check_machine
+from engine.job.run import RunResult, prepare_folder, run_folder, valid_resume
+from engine.spec.load import load_recipe
+from engine.units import show_bytes, show_count, show_ratio, show_seconds
+from msctl.commands.live import Live
+from msctl.flags import RecipePath, Sets, command_flags
+from msctl.ui import Ui
+
+
+@command_flags
+def train(
+    ui: Ui,
+    recipe: RecipePath,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run folder; default RUNS/NAME of the recipe.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    steps: Annotated[
+        int, typer.Option(min=0, help="Steps in this invocation; 0 = to the recipe's end.")
+    ] = 0,
+    resume: Annotated[
+        str, typer.Option(help="Checkpoint to continue from: auto, never or a step.")
+    ] = "auto",
+    set_: Sets = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Print layout, memory and schedule; start nothing.")
+    ] = False,
+) -> None:
+    """Train a model from a recipe.
+
+    Starts one rank per device of the layout on this machine, shows progress, and leaves a run folder
+    with metrics, events, logs and checkpoints. A run that exists is continued from its newest valid
+    checkpoint. Ctrl-C saves and exits with 130.
+
+    Examples:
+
+    - `msctl train recipes/tiny.toml`
+    - `msctl train recipes/tiny.toml --run runs/try --steps 20 --set optimizer.lr=1e-3`
+    - `msctl train recipes/175b.toml --dry-run`
+    """
+    loaded = load_recipe(recipe, set_ or [])
+    if not valid_resume(resume):
+        raise RecipeError(
+            f"--resume {resume}: not auto, never or a step", remedy="use --resume auto"
+        )
+    if dry:
+        ui.result(dry_run(loaded), show_dry_run)
+        return
+    check_machine(loaded)
+    folder = run_folder(loaded, run, root=runs, resume=resume)
+    prepare_folder(folder, loaded)
+    with Live(ui, loaded) as live:
+        watch = Watch(on_step=live.step, on_note=live.note)
+        result = Driver(loaded, folder, watch).run(steps=steps, resume=resume)
+    ui.result(result, show_result)
+    ui.note(f"wrote {folder}")
+    ui.hint(f"`msctl diagnose --job {folder.name}` says where the time went")
+    if result.ended == "interrupted":
+        raise typer.Exit(130)
+
+
+def show_result(ui: Ui, result: RunResult) -> None:
+    """One record: how far it came and how fast."""
+    per_byte = result.val_loss_per_byte
+    rows = [
+        ("job", result.job),
+        ("ended", result.ended),
+        ("steps", f"{result.steps} of {result.total_steps}"),
+        ("loss", "-" if result.loss is None else f"{result.loss:.4f} nats/token"),
+        ("held-out loss", "-" if per_byte is None else f"{per_byte:.4f} nats/byte"),
+        ("speed", f"{show_count(result.tokens_per_s)} tokens/s"),
+        ("MFU", show_ratio(result.mfu)),
+        ("time", show_seconds(result.seconds)),
+    ]
+    ui.table("", ("what", "value"), rows)
+
+
+def show_dry_run(ui: Ui, dry: DryRun) -> None:
+    """Layout, memory per stage and the schedule's first part."""
+    ui.line(f"{dry.model_params / 1e9:.2f} G parameters, {dry.world} ranks: {dry.layout}")
+    ui.line(f"{dry.microbatches} micro-batches a step, schedule {dry.schedule}, "
+            f"bubble {show_ratio(dry.bubble)} of the ideal step")  # fmt: skip
+    rows = [
+        (s.stage, s.layers, show_count(s.params), s.in_flight, show_bytes(s.memory_bytes))
+        for s in dry.stages
+    ]
+    ui.table("memory per rank", ("stage", "layers", "parameters", "in flight", "memory"), rows)
+    for line in dry.grid.splitlines():
+        ui.line(line)

@@ -1,0 +1,123 @@
+"""One small training problem, run by the plain model and by the engine under any layout."""
+
+from typing import Any
+
+import torch
+
+from engine.comm.mesh import build_mesh
+from engine.comm.world import Rendezvous, end_world, start_world
+from engine.device import DTYPES, CpuDevice
+from engine.events.writer import EventWriter
+from engine.model.transformer import MicroBatch, whole_model
+from engine.optim.schedule import learning_rate
+from engine.spec.layout import ParallelLayout
+from engine.spec.model import ModelSpec
+from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, TrainSpec
+from engine.train.build import build_engine, seed_everything
+from engine.train.trainer import Trainer
+
+STEPS = 10
+GLOBAL_BATCH = 16
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "gpt-untied": {"tied": False},
+    "gpt-rotary": {"position": "rotary"},
+    "llama": {
+        "norm": "rmsnorm", "activation": "swiglu", "position": "rotary", "bias": False,
+        "tied": False, "kv_heads": 4, "heads": 8,
+    },
+    "window": {"window": (4, 0)},
+    "dropout": {"dropout": 0.1},
+}  # fmt: skip
+
+
+def recipe_of(args: dict[str, Any]) -> Recipe:
+    """args: layout, shape, block, precision, overlap; sizes divide every layout of up to 8 ranks."""
+    model = {"layers": 16, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
+    model |= {"layers": args.get("layers", 8)} | SHAPES[args.get("shape", "gpt")]
+    overlap = args.get("overlap", True)
+    return Recipe(
+        name="case", seed=7,
+        model=ModelSpec(block=args.get("block", "serial"), **model),
+        batch=BatchSpec(global_batch=GLOBAL_BATCH, micro_batch=args.get("micro_batch", 1)),
+        layout=ParallelLayout(**args.get("layout", {})),
+        overlap=OverlapSpec(pp=overlap, dp=overlap),
+        optimizer=OptimSpec(lr=5e-3, min_lr=1e-3, warmup_steps=3),
+        train=TrainSpec(steps=STEPS, precision=args.get("precision", "fp64")),
+    )  # fmt: skip
+
+
+def sample(number: int, recipe: Recipe) -> torch.Tensor:
+    """Tokens of a global sample: a noisy arithmetic progression, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(number)
+    start, stride = torch.randint(recipe.model.vocab, (2,), generator=generator)
+    line = start + stride % 7 * torch.arange(recipe.model.seq + 1)
+    return line % recipe.model.vocab
+
+
+def micro_batches(recipe: Recipe, step: int, replica: int) -> list[MicroBatch]:
+    """This replica's part of a step, the same samples under every layout."""
+    count, size = recipe.batch.microbatches(recipe.layout), recipe.batch.micro_batch
+    made = []
+    for m in range(count):
+        first = step * GLOBAL_BATCH + (replica * count + m) * size
+        numbers = list(range(first, first + size))
+        tokens = torch.stack([sample(n, recipe) for n in numbers], 1)
+        made.append(
+            MicroBatch(tokens[:-1].contiguous(), tokens[1:].contiguous(), torch.tensor(numbers), step)
+        )
+    return made
+
+
+def reference(args: dict[str, Any]) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step, by the plain model, autograd and torch.optim.AdamW."""
+    recipe = recipe_of(args | {"layout": {}})
+    spec = recipe.optimizer
+    model = whole_model(recipe.model, seed=recipe.seed, dtype=DTYPES[recipe.train.precision])
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups = [
+        {"params": matrices, "weight_decay": spec.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False
+    )
+    results = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for micro in micro_batches(recipe, step, 0):
+            loss = model(None, micro) / (GLOBAL_BATCH * recipe.model.seq)
+            loss.backward()
+            total += float(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(matrices + vectors, spec.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec, step, total=STEPS)
+        optimizer.step()
+        results.append((total, float(norm)))
+    return results
+
+
+def train(rank: int, meet: Rendezvous, args: dict[str, Any]) -> list[tuple[float, float]]:
+    """The same steps by the engine, as one rank."""
+    recipe = recipe_of(args)
+    layout = recipe.layout
+    torch.set_num_threads(1)
+    seed_everything(recipe)
+    start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=60)
+    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=60)
+    events = EventWriter(None, rank)
+    trainer = Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
+    replica = layout.coord(rank).dp
+    results = [
+        trainer.step(step, lambda s: micro_batches(recipe, s, replica)) for step in range(STEPS)
+    ]
+    end_world()
+    return [(r.loss, r.grad_norm) for r in results]
+
+
+def worst(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
+    """Largest relative difference of any loss or norm."""
+    assert len(a) == len(b) == STEPS
+    return max(abs(x - y) / abs(x) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
