@@ -7,7 +7,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from engine.ckpt.reading import Want, fill
 from engine.ckpt.safefile import Image, Planned, plan_image
 from engine.ckpt.save import assemble, claim, commit, write_part
 from engine.ckpt.store import Store, open_store
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, LayoutError
 from engine.spec.base import Noun
 from engine.spec.layout import ParallelLayout
 
@@ -51,6 +51,29 @@ def plan_reshard(manifest: Manifest, layout: ParallelLayout, *, source: str = ""
         source=source, step=manifest.meta.step, layout=layout, files=len(sizes), pieces=pieces,
         bytes=sum(sizes), largest_file_bytes=max(sizes),
     )  # fmt: skip
+
+
+def plan_reshard_of(source: str | Path, layout: ParallelLayout) -> ReshardPlan:
+    """`plan_reshard` of a checkpoint by its location."""
+    store, folder = find(source)
+    return plan_reshard(read_manifest(store, folder), layout, source=f"{store.url}/{folder}")
+
+
+def parse_layout(assignments: Sequence[str]) -> ParallelLayout:
+    """`["tp=2", "dp=4"]` as a layout; raises LayoutError on anything else."""
+    values: dict[str, int] = {}
+    for text in assignments:
+        axis, equals, number = text.partition("=")
+        if axis not in ("tp", "pp", "vpp", "dp", "zero") or not equals or not number.isdecimal():
+            raise LayoutError(
+                f"layout {text!r} is not AXIS=N with an axis of tp, pp, vpp, dp, zero",
+                remedy="write e.g. --layout tp=2 --layout dp=4",
+            )
+        values[axis] = int(number[:9])
+    try:
+        return msgspec.convert(values, ParallelLayout)
+    except msgspec.ValidationError as error:
+        raise LayoutError(f"layout: {error}", remedy="use degrees of at least 1") from error
 
 
 def reshard(

@@ -1,0 +1,87 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.engine.ckpt.state import dense, save
+
+
+@pytest.fixture
+def run(tmp_path):
+    for step in (10, 20):
+        save(tmp_path / "ckpt", step, 2, 1, dense(torch.float32, step))
+    return tmp_path
+
+
+def test_list_in_a_pipe_is_tsv_and_json_is_the_noun(msctl, run):
+    ended = msctl("ckpt", "list", str(run))
+    rows = [line.split("\t") for line in ended.out.splitlines()]
+    assert ended.code == 0
+    assert rows[0][:2] == ["name", "step"]
+    assert [row[5] for row in rows[1:]] == ["committed", "committed"]
+    infos = json.loads(msctl("--json", "ckpt", "list", str(run)).out)
+    assert [info["step"] for info in infos] == [10, 20]
+    assert infos[0]["layout"]["tp"] == 1
+
+
+def test_show_lists_tensors_shards_and_differences(msctl, run):
+    out = msctl("ckpt", "show", str(run)).out
+    assert "layers.0.o.weight\t8x16\tF32\t3\t6\t0,1" in out
+    shards = msctl("ckpt", "show", str(run), "--tensor", "embed.weight").out.splitlines()
+    assert shards[1].split("\t")[:3] == ["param", "[0:6, 0:8]", "0:48"]
+    a, b = (f"{run}/ckpt/step-000000{step}" for step in (10, 20))
+    differences = json.loads(msctl("ckpt", "show", a, "--diff", b, "--json").out)
+    assert [d["what"] for d in differences] == ["step", "data"]
+    assert json.loads(msctl("ckpt", "show", a, "--diff", a, "--json").out) == []
+
+
+def test_verify_ends_with_4_on_damage_and_names_it(msctl, run):
+    assert msctl("ckpt", "verify", str(run)).code == 0
+    path = run / "ckpt/step-00000020/rank-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 16
+    path.write_bytes(data)
+    ended = msctl("ckpt", "verify", str(run))
+    assert ended.code == 4
+    assert "rank-00001.safetensors\t0\tdigest differs" in ended.out
+    assert "layers.0" in ended.out
+    assert "hint: resume from an older checkpoint" in ended.err
+
+
+def test_reshard_writes_a_loadable_copy(msctl, run, tmp_path):
+    out = str(tmp_path / "new")
+    ended = msctl("ckpt", "reshard", str(run), "--layout", "tp=4", "--out", out, "--memory", "8MiB")
+    assert ended.code == 0
+    assert f"wrote {out}/step-00000020" in ended.err
+    assert "tp=4 pp=1" in msctl("ckpt", "list", out).out
+    assert msctl("ckpt", "verify", out).code == 0
+    wrong = msctl("ckpt", "reshard", str(run), "--layout", "tp=five", "--out", out)
+    assert (wrong.code, "AXIS=N" in wrong.err) == (3, True)
+
+
+def test_prune_is_a_dry_run_without_yes(msctl, run):
+    ended = msctl("ckpt", "prune", str(run), "--keep", "1")
+    assert ended.out.splitlines()[1].startswith("remove\tstep-00000010\tcommitted")
+    assert "--yes" in ended.err
+    assert len(list((run / "ckpt").iterdir())) == 2
+    assert msctl("ckpt", "prune", str(run), "--keep", "1", "--yes").code == 0
+    assert [p.name for p in (run / "ckpt").iterdir()] == ["step-00000020"]
+
+
+def test_an_absent_checkpoint_is_an_input_error(msctl, tmp_path):
+    ended = msctl("ckpt", "verify", str(tmp_path / "none"), "--json")
+    assert ended.code == 3
+    assert "no committed checkpoint" in json.loads(ended.out)["error"]["what"]
+
+
+@pytest.mark.multi
+def test_the_commands_leave_torch_unimported(run):
+    code = (
+        "import sys; from msctl.app import main; "
+        f"run = {str(run)!r}; names = 'list', 'show', 'verify', 'prune'; "
+        "codes = [main(['ckpt', name, run, '-q']) for name in names]; "
+        "assert codes == [0, 0, 0, 0], codes; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
