@@ -214,7 +214,7 @@ def head_s(job: Job, grid: Grid) -> tuple[Num, Num]:
     tokens = model.seq * grid.micro_batch / grid.cp
     width = model.vocab / grid.tp
     product = gemm_s(job, tokens, np.ceil(width / 64) * 64, model.hidden, low=False)
-    loss = 14.0 * tokens * width / (job.cluster.device.memory_bytes_per_s * job.physics.hbm)
+    loss = job.physics.loss_bytes * tokens * width / (job.cluster.device.memory_bytes_per_s * job.physics.hbm)
     return product + loss, 2.0 * product + 0.5 * loss
 
 

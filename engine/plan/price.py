@@ -82,7 +82,7 @@ def price(job: Job, grid: Grid) -> Price:
     forward, backward = layer.forward_s, layer.backward_s
     zero_f, zero_b = _gathered_s(job, grid, traffic, forward, backward + again)
     nodes = np.maximum(grid.tp * grid.pp * grid.dp * grid.cp / job.cluster.gpus_per_node, 1.0)
-    jitter = 1.0 + physics.spread * np.sqrt(2.0 * np.log(nodes))
+    jitter = jitter_of(job, nodes)
     scale = profile.slope * jitter
     slowed = physics.interference * tp_hidden
     chunk_f = each * scale * (forward + tp_f + other + zero_f + 0.5 * slowed)
@@ -110,6 +110,17 @@ def price(job: Job, grid: Grid) -> Price:
         compute_s=each * scale * (forward + backward),
         jitter=jitter,
     )
+
+
+def jitter_of(job: Job, nodes: Num) -> Num:
+    """How much longer a synchronous step takes than on one node: the slowest of all sets the pace.
+
+    Normal spread: the expected maximum of n draws. Stragglers (paper 6.3): the chance that a job of
+    n hosts has at least one of the few slow ones, times how slow those are.
+    """
+    profile = job.profile
+    any_slow = 1.0 - (1.0 - profile.slow_hosts) ** nodes
+    return 1.0 + job.physics.spread * np.sqrt(2.0 * np.log(nodes)) + profile.slow_by * any_slow
 
 
 def _uneven(job: Job, grid: Grid, each: Num) -> tuple[Num, Num]:

@@ -44,9 +44,8 @@ class Physics(Noun, frozen=True, kw_only=True):
     half_inter_bytes: Annotated[NonNegative, doc("message that gets half the bandwidth, net")] = 3e7
     interference: Annotated[Ratio, doc("compute slowed per second of hidden communication")] = 0.15
     update_bytes: Annotated[Positive, doc("memory traffic of Adam per owned parameter")] = 30.0
-    spread: Annotated[NonNegative, doc("relative spread of node speed; E[max] slows the step")] = (
-        0.006
-    )
+    spread: Annotated[NonNegative, doc("relative spread of node speed; E[max] slows")] = 0.006
+    loss_bytes: Annotated[Positive, doc("bytes moved per logit, forward of the loss")] = 16.0
 
 
 class SystemProfile(Noun, frozen=True, kw_only=True):
@@ -66,6 +65,9 @@ class SystemProfile(Noun, frozen=True, kw_only=True):
     net: Annotated[Positive, doc("network rate its parameter traffic reaches / physics.inter")] = 1.0
     owner_s: Annotated[NonNegative, doc("per rank that shares an update by broadcasts")] = 0.0
     cp_balance: Annotated[Ratio, doc("1: causal work is dealt evenly to context ranks")] = 1.0
+    slow_hosts: Annotated[Ratio, doc("share of hosts that are slow (paper 6.3: 0.005)")] = 0.0
+    slow_by: Annotated[NonNegative, doc("how much longer a slow host takes (paper 6.3)")] = 0.1
+    log_error: Annotated[NonNegative, doc("spread of log(predicted / measured), 0 = Fitted's")] = 0.0
     host_serial: Annotated[Ratio, doc("share of launch time that the device waits for")] = 0.0
     fused: Annotated[bool, doc("norm, activation, dropout in single kernels")] = False
     graphs: Annotated[Ratio, doc("share of launches that CUDA graphs or compilation save")] = 0.0

@@ -163,8 +163,8 @@ def system_of(row: Row) -> str:
         return "deepspeed-2021"
     if (re.search(r"FSDP|ZeRO-3|shard", zero) and "Megatron" not in zero) or not row.get("tp"):
         return "fsdp"
-    if "launch blocking" in overlap:
-        return "megatron-blocking"
+    if "launch blocking" in overlap or re.search(r"BLOOM|MT-NLG", row.get("model_name", "")):
+        return "megatron-deepspeed"
     if "InternEvo" in source or "InternLM" in row.get("model_name", ""):
         return "internevo"
     if "flash" in attention:
@@ -244,9 +244,7 @@ def _layouts(
     dp = number.whole("dp") or max(1, gpus // (tp * pp * cp))
     vpp = number.whole("vpp")
     if not vpp:
-        vpp = 2 if "interleaved" in row["id"] else 1
-        if pp > 1:
-            notes.append("no interleaving" if vpp == 1 else "interleaving of 2")
+        vpp = _interleaving(row, job, pp, notes)
     zero, shard = _zero(row.get("zero_stage_or_dist_opt", ""), row)
     if not row.get("tp"):
         zero = 3
@@ -260,7 +258,10 @@ def _layouts(
         split = system_of(row) in ("megascale", "megatron-2023", "nemo")
         notes.append(f"sequence parallelism {'on' if split else 'off'}")
     micro = [number.whole("micro_batch")]
-    if not micro[0]:
+    if not micro[0] and pp > 1 and system_of(row) == "fsdp":
+        micro = [max(1, job.global_batch // (dp * pp))]
+        notes.append("as many micro-batches as stages")
+    elif not micro[0]:
         share = max(1, job.global_batch // dp)
         large = job.model.hidden >= 12288 or job.model.seq > 4096
         options = (1,) if large else (1, 2, 4, 8)
@@ -276,6 +277,18 @@ def _layouts(
     if pp * vpp > job.model.layers + 2:
         return f"{pp} x {vpp} chunks for {job.model.layers} layers"
     return tuple(layouts)
+
+
+def _interleaving(row: Row, job: Job, pp: int, notes: list[str]) -> int:
+    """Chunks per stage where a row does not print them."""
+    vpp = 1
+    if pp > 1:
+        if "interleaved" in row["id"]:
+            vpp = 2
+        elif system_of(row) == "nemo":
+            vpp = max(1, job.model.layers // (2 * pp))
+        notes.append("no interleaving" if vpp == 1 else f"interleaving of {vpp}")
+    return vpp
 
 
 def _zero(text: str, row: Row) -> tuple[int, int]:

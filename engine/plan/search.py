@@ -198,7 +198,7 @@ def candidate_of(job: Job, layout: PlanLayout, step: Step) -> Candidate:
 
     grid = grid_of([layout])
     memory = peak_memory(job, grid)
-    spread = float(np.exp(Z80 * fitted().log_error))
+    spread = float(np.exp(Z80 * (job.profile.log_error or fitted().log_error)))
     world = layout.world_size
     busy = step.price.compute_s + step.price.recompute_s
     again = 1.0 + step.price.recompute_s / busy if busy else 1.0

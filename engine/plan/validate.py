@@ -126,7 +126,7 @@ def cases_of(rows: Iterable[Row], constants: Fitted) -> tuple[list[Case], list[S
 def score_row(case: Case, constants: Fitted) -> RowScore:
     """Predict one run."""
     seconds, layout, slope = predict(case)
-    spread = float(np.exp(Z80 * constants.log_error))
+    spread = float(np.exp(Z80 * (case.job.profile.log_error or constants.log_error)))
     m = max(1.0, case.job.global_batch / (layout.dp * layout.micro_batch))
     return RowScore(
         id=case.id,
