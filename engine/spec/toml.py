@@ -130,17 +130,18 @@ def _read_text(path: Path) -> str:
 def _absent(path: Path) -> RecipeError:
     """No such file; says which neighbour has a similar name."""
     try:
-        names = [p.name for p in path.parent.iterdir() if p.suffix == ".toml"][:1000]
+        names = [p.stem for p in path.parent.iterdir() if p.suffix == ".toml"][:1000]
     except OSError:
         return RecipeError(
             f"{path}: there is no folder {path.parent}",
             remedy="name an existing TOML file, e.g. recipes/tiny.toml",
         )
-    close = nearest(path.name, names) or nearest(f"{path.name}.toml", names)
+    stem = path.name.removesuffix(".toml")
+    close = nearest(stem, names)
     remedy = "name an existing TOML file, e.g. recipes/tiny.toml"
-    shipped = path.parent / "recipes" / f"{path.name.removesuffix('.toml')}.toml"
+    shipped = path.parent / "recipes" / f"{stem}.toml"
     if close or shipped.is_file():
-        remedy = f"did you mean {path.parent / close if close else shipped}?"
+        remedy = f"did you mean {path.parent / f'{close}.toml' if close else shipped}?"
     return RecipeError(f"{path}: no such file", remedy=remedy)
 
 
@@ -158,7 +159,7 @@ def _section(data: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def _name(key: str) -> str:
-    return key if _BARE.fullmatch(key) else json.dumps(key)
+    return key if _BARE.fullmatch(key) else show_value(key)
 
 
 def show_value(value: Any) -> str:
