@@ -1,7 +1,7 @@
 """What differs between CPU and GPU, behind one small protocol.
 
-Two classes, no `if cuda` inside either, none outside. Streams of a CPU run in order and its events are
-clock readings, so code that overlaps is the same on both.
+Two classes, no `if cuda` inside either, none outside. Streams of a CPU run in order and its events
+are clock readings, so code that overlaps is the same on both.
 """
 
 import os
@@ -16,7 +16,6 @@ DTYPES = {
     "fp64": torch.float64,
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
-    "fp16": torch.float16,
 }
 """Names of precisions in recipes."""
 

@@ -59,6 +59,8 @@ class Driver:
         self._alive: set[int] = set()
         self._ended: list[Report] = []
         self._interrupts = 0
+        self._asked_at = 0.0
+        self._start_s = 0.0
 
     def run(self, *, steps: int, resume: str) -> RunResult:
         """Start all ranks, follow them to their end and say how it went.
@@ -150,6 +152,7 @@ class Driver:
             report = msgspec.json.decode(line, type=Report)
             if report.event == "ready":
                 self.watch.on_note(f"nursery ready after {report.seconds:.1f} s")
+                self._asked_at = time.monotonic()
                 socket.send_fds(control, [msgspec.json.encode(start) + b"\n"], [meet.fileno()])
             elif report.event == "started":
                 self._alive.add(report.rank)
@@ -170,6 +173,8 @@ class Driver:
         self._metrics_at = min(self._metrics_at, path.stat().st_size) + whole
         for line in data[:whole].splitlines():
             metrics = msgspec.json.decode(line, type=StepMetrics)
+            if not self._steps:
+                self._start_s = time.monotonic() - self._asked_at - metrics.step_s
             self._steps.append(metrics)
             self.watch.on_step(metrics)
 
@@ -185,7 +190,7 @@ class Driver:
         return RunResult(
             job=self.folder.name, folder=str(self.folder), ended=ended,  # type: ignore[arg-type]
             steps=last.step if last else 0, total_steps=total,
-            tokens=last.tokens if last else 0, seconds=seconds,
+            tokens=last.tokens if last else 0, seconds=seconds, start_s=self._start_s,
             loss=last.loss if last else None,
             val_loss=values[-1].val_loss if values else None,
             val_loss_per_byte=values[-1].val_loss_per_byte if values else None,

@@ -8,7 +8,7 @@ from engine.spec.base import Noun
 from engine.spec.recipe import Recipe
 
 _GRID_COLUMNS = 120
-_WIDTH = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+_WIDTH = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
 class DryStage(Noun, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from engine.spec.recipe import Recipe
 _RANKS_PER_CORE = 16
 """On CPU ranks share cores; beyond this a step is mostly waiting."""
 
-_STATE_BYTES = {"fp64": 32, "fp32": 16, "bf16": 18, "fp16": 18}
+_STATE_BYTES = {"fp64": 32, "fp32": 16, "bf16": 18}
 """Weights, gradients, master and two moments of one parameter, without sharding."""
 
 

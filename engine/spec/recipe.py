@@ -15,7 +15,7 @@ from engine.spec.model import ModelSpec
 
 _NAME_RULE = "a name of 1 to 64 letters, digits, dots, dashes, underscores; not a dot or dash first"
 
-Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "bf16"]
 
 
 class BatchSpec(Noun, frozen=True, kw_only=True):
@@ -115,6 +115,9 @@ class MonitorSpec(Noun, frozen=True, kw_only=True):
     events: Annotated[bool, doc("one span per action and rank")] = True
     tensorboard: Annotated[bool, doc("write TensorBoard files")] = True
     log_every: Annotated[Count, doc("steps between printed lines")] = 1
+    step_deadline_s: Annotated[
+        Positive, doc("a longer step makes every rank write down what it is doing")
+    ] = 60.0
     timeout_s: Annotated[Positive, doc("longest wait for a communication before giving up")] = 300.0
 
 

@@ -17,10 +17,12 @@ from engine.train.task import RankTask
 from engine.model.transformer import MicroBatch
 from engine.spec.load import dump_recipe
 from engine.spec.presets import DEVICES
+from engine.train.collect import Collector
 from engine.train.metrics import MetricsWriter, StepMetrics
 from engine.train.resume import CHECKPOINTS, checkpoint_to_resume
 from engine.train.state import loaded, pieces_to_load, pieces_to_save
 from engine.train.trainer import StepResult, Trainer
+from engine.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +52,24 @@ class Loop:
             last = min(last, first + self.task.steps)
         peak = self._peak_flops_per_s()
         writer = self._open_metrics(first)
-        done, stopping = first, False
-        for step in range(first, last):
-            result = self.trainer.step(step, self._batches, stop=self._stop)
-            done, stopping = step + 1, result.stop
-            value = self._evaluate(done, is_last=done == last or stopping)
-            if writer is not None:
-                writer.write(self._metrics(result, value, peak))
-            if self._due(done) or stopping:
+        events, limit = self.trainer.events, self.recipe.monitor.step_deadline_s
+        done = first
+        with Collector(events) as collector, Watchdog(events, deadline_s=limit) as watchdog:
+            for step in range(first, last):
+                watchdog.beat()
+                result = self.trainer.step(step, self._batches, stop=self._stop)
+                done = step + 1
+                value = self._evaluate(done, is_last=done == last or result.stop)
+                if writer is not None:
+                    writer.write(self._metrics(result, value, peak))
+                if self._due(done) or result.stop:
+                    self._save(done)
+                collector.between_steps(done)
+                if result.stop:
+                    logger.info("stopped on request after step %d", done)
+                    break
+            if self.recipe.checkpoint.at_end and done > first:
                 self._save(done)
-            if stopping:
-                logger.info("stopped on request after step %d", done)
-                break
-        if self.recipe.checkpoint.at_end and done > first:
-            self._save(done)
         if writer is not None:
             writer.close()
 
