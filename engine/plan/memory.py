@@ -12,11 +12,11 @@ import numpy as np
 from engine.plan.price import stage_params
 from engine.plan.setup import Grid, Job, Num
 
-_CONTEXT_BYTES = 1.6e9
-"""CUDA context, libraries and communicator buffers."""
+_LIVE = 2.0
+"""A layer in its backward holds its activations and as much in their gradients."""
 
-_FRAGMENTS = 1.05
-"""Reserved over allocated memory of a caching allocator."""
+_SELECTIVE = 0.45
+"""Share of a flash-attention layer's activations that selective recomputation keeps."""
 
 
 class Memory(NamedTuple):
@@ -68,7 +68,7 @@ def layer_bytes(job: Job, grid: Grid) -> Num:
         scores = per_score * tokens * model.seq * model.heads / t
     kept = np.where(grid.recompute == 0, inner + scores, inner)
     if job.attention not in ("unfused", "fused-softmax"):
-        kept = np.where(grid.recompute == 1, inner * 0.6, kept)
+        kept = np.where(grid.recompute == 1, inner * _SELECTIVE, kept)
     boundary = 2.0 * tokens * model.hidden / np.where(grid.sequence_parallel > 0, t, 1.0)
     return np.where(grid.recompute == 2, boundary, kept)
 
@@ -76,7 +76,7 @@ def layer_bytes(job: Job, grid: Grid) -> Num:
 def _live_layer_bytes(job: Job, grid: Grid) -> Num:
     """With full recomputation one layer's activations exist while its backward runs."""
     whole = layer_bytes(job, grid._replace(recompute=0.0 * grid.recompute))
-    return np.where(grid.recompute == 2, whole, 0.0)
+    return np.where(grid.recompute == 2, _LIVE * whole, 0.0)
 
 
 def memory_of(job: Job, grid: Grid, stage: Num) -> Memory:
@@ -87,7 +87,7 @@ def memory_of(job: Job, grid: Grid, stage: Num) -> Memory:
     params = inner + first + last
     replicas = grid.dp * grid.cp
     shard = np.where(grid.shard > 0, np.minimum(grid.shard, replicas), replicas)
-    grad = job.profile.grad_bytes
+    grad = job.profile.held_grad_bytes
     weights = 2.0 * params / np.where(grid.zero == 3, shard, 1.0)
     gathered = np.where(grid.zero == 3, 4.0 * inner / np.ceil(job.model.layers / grid.pp), 0.0)
     gradients = grad * params / np.where(grid.zero >= 3, shard, 1.0)
@@ -96,7 +96,11 @@ def memory_of(job: Job, grid: Grid, stage: Num) -> Memory:
     held = in_flight(grid, job.microbatches(grid), stage)
     activations = held * each * layer_bytes(job, grid) + _live_layer_bytes(job, grid)
     tokens = job.model.seq * grid.micro_batch / grid.cp
-    logits = np.where(stage == grid.pp - 1, 8.0 * tokens * job.model.vocab / grid.tp, 0.0)
+    if job.profile.keeps_outputs:
+        activations = activations + np.where(grid.pp > 1, held, 1.0) * 2.0 * tokens * (
+            job.model.hidden
+        )
+    logits = np.where(stage == grid.pp - 1, job.profile.logit_bytes * tokens * job.model.vocab / grid.tp, 0.0)
     used = weights + gathered + gradients + optimizer + activations + logits
     return Memory(
         weights=weights + gathered,
@@ -104,7 +108,7 @@ def memory_of(job: Job, grid: Grid, stage: Num) -> Memory:
         optimizer=optimizer,
         activations=activations,
         logits=logits,
-        reserve=_CONTEXT_BYTES + (_FRAGMENTS - 1) * used,
+        reserve=job.profile.reserve_bytes + (job.profile.fragments - 1) * used,
         stage=stage,
     )
 

@@ -69,6 +69,11 @@ class SystemProfile(Noun, frozen=True, kw_only=True):
     slow_by: Annotated[NonNegative, doc("how much longer a slow host takes (paper 6.3)")] = 0.1
     log_error: Annotated[NonNegative, doc("spread of log(predicted / measured), 0 = Fitted's")] = 0.0
     host_serial: Annotated[Ratio, doc("share of launch time that the device waits for")] = 0.0
+    held_grad_bytes: Annotated[Positive, doc("gradient buffers of a rank, bytes a parameter")] = 4.0
+    logit_bytes: Annotated[Positive, doc("bytes held per logit: copies, softmax, gradient")] = 10.0
+    reserve_bytes: Annotated[NonNegative, doc("context, communicators, workspace")] = 1.6e9
+    fragments: Annotated[Positive, doc("reserved over allocated memory of the allocator")] = 1.05
+    keeps_outputs: Annotated[bool, doc("a stage's output stays until its backward")] = False
     fused: Annotated[bool, doc("norm, activation, dropout in single kernels")] = False
     graphs: Annotated[Ratio, doc("share of launches that CUDA graphs or compilation save")] = 0.0
 

@@ -101,8 +101,8 @@ def case_of(row: Row, constants: Fitted) -> Case | str:
     attention = _attention(row, system, notes)
     layers_only = not row.get("global_batch_sequences") and model.layers == 1
     batch = number.whole("global_batch_sequences") or number.whole("micro_batch")
-    if not batch:
-        return "global batch unknown"
+    if not batch or not row.get("global_batch_sequences"):
+        batch = _assumed_batch(number, gpus, notes)
     job = Job(
         model=model, cluster=cluster, global_batch=batch, precision=precision,
         attention=attention, profile=tuned(row, constants.profiles[system]), physics=constants.physics,
@@ -118,6 +118,15 @@ def case_of(row: Row, constants: Fitted) -> Case | str:
         fits=number.whole("fits") if row.get("fits") else -1, layers_only=layers_only,
         assumptions=tuple(notes),
     )  # fmt: skip
+
+
+def _assumed_batch(number: "_Numbers", gpus: int, notes: list[str]) -> int:
+    """Four micro-batches, or one per stage if that is more; memory-only rows print no batch."""
+    tp, pp = number.whole("tp") or 1, number.whole("pp") or 1
+    dp = number.whole("dp") or max(1, gpus // (tp * pp))
+    count = 1 if number.whole("layers") == 1 else max(4, pp)
+    notes.append(f"{count} micro-batches")
+    return count * dp * (number.whole("micro_batch") or 1)
 
 
 class _Numbers:
@@ -161,12 +170,12 @@ def system_of(row: Row) -> str:
         return "nemo"
     if zero == "ZeRO-3" and row.get("year", "") < "2022":
         return "deepspeed-2021"
+    if "InternEvo" in source or "InternLM" in row.get("model_name", ""):
+        return "internevo"
     if (re.search(r"FSDP|ZeRO-3|shard", zero) and "Megatron" not in zero) or not row.get("tp"):
         return "fsdp"
     if "launch blocking" in overlap or re.search(r"BLOOM|MT-NLG", row.get("model_name", "")):
         return "megatron-deepspeed"
-    if "InternEvo" in source or "InternLM" in row.get("model_name", ""):
-        return "internevo"
     if "flash" in attention:
         return "megatron-flash"
     return "megatron-2021"
@@ -175,7 +184,9 @@ def system_of(row: Row) -> str:
 def tuned(row: Row, profile: SystemProfile) -> SystemProfile:
     """The profile with what the row says of overlap and of compiled kernels."""
     text = row.get("overlap", "")
-    changes: dict[str, bool] = {}
+    changes: dict[str, bool | float] = {}
+    if profile.name == "megatron-deepspeed" and row.get("precision") == "bf16":
+        changes["held_grad_bytes"] = 6.0  # bf16 gradients and their fp32 sum
     if re.search(r"async TP|TP comm overlap|tp-comm-overlap", text):
         changes["overlap_tp"] = True
     if re.search(r"\bcompile", row.get("notes", "")):
@@ -189,7 +200,8 @@ def _model(row: Row, number: _Numbers, notes: list[str]) -> ModelSpec | str:
     vocab = number.whole("vocab")
     name = row.get("model_name", "")
     if not layers or not hidden:
-        known = next((v for k, v in NAMED_SHAPES.items() if name.startswith(k)), None)
+        named = f"{name} InternLM-{row['id'].split('-')[2]}" if "ie-mem" in row["id"] else name
+        known = next((v for k, v in NAMED_SHAPES.items() if k in named), None)
         if known is None:
             return "shape of the model unknown"
         layers, hidden, heads, vocab = known
