@@ -33,7 +33,7 @@ class ScheduleSpec(Noun, frozen=True, kw_only=True):
     """The order of forwards and backwards in the pipeline."""
 
     kind: Annotated[
-        Literal["auto", "gpipe", "1f1b", "interleaved"],
+        Literal["auto", "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"],
         doc("auto: interleaved if vpp > 1, else 1f1b"),
     ] = "auto"
 
@@ -77,6 +77,7 @@ class DataSpec(Noun, frozen=True, kw_only=True):
     tokenizer: Annotated[
         str, doc("bytes, bpe (trained from the source), or the path of a tokenizer.json")
     ] = "bytes"
+    eod: Annotated[str, doc("token of a tokenizer.json that ends a document; empty = find it")] = ""
     bpe_vocab: Annotated[Count, doc("size of a tokeniser trained by tokenizer = bpe")] = 4096
     validation: Annotated[Ratio, doc("share of documents held out")] = 0.02
     shuffle: Annotated[bool, doc("shuffle samples anew in every epoch")] = True
