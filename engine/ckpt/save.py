@@ -121,10 +121,15 @@ def claim(store: Store, step: int) -> str:
         attempt += 1
 
 
-def claim_note() -> bytes:
-    """Who writes into a folder: enough to tell later whether the writer still lives."""
-    unique = os.urandom(8).hex()
-    note = {"host": platform.node(), "pid": os.getpid(), "time_s": time.time(), "id": unique}
+def claim_note(pid: int | None = None) -> bytes:
+    """Who writes into a folder, to tell later whether it still lives (0: only its age tells)."""
+    writer = os.getpid() if pid is None else pid
+    note = {
+        "host": platform.node(),
+        "pid": writer,
+        "time_s": time.time(),
+        "id": os.urandom(8).hex(),
+    }
     return msgspec.json.encode(note)
 
 
@@ -157,7 +162,9 @@ def describe_part(image: Image, file: str, digests: str, *, rank: int) -> Part:
     return Part(rank=rank, file=entry, tensors=tensors)
 
 
-def assemble(meta: CheckpointMeta, parts: Sequence[Part], world: int) -> Manifest:
+def assemble(
+    meta: CheckpointMeta, parts: Sequence[Part], world: int, created_s: float | None = None
+) -> Manifest:
     """All parts as one manifest; raises CheckpointError if the state has holes or overlaps."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[tuple[str, str], str] = {}

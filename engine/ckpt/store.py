@@ -7,7 +7,7 @@ engine/ckpt/local_store.py, everything else that fsspec reaches in engine/ckpt/u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -41,6 +41,11 @@ class Store(Protocol):
 
     def put(self, name: str, views: Iterable[memoryview]) -> None:
         """Write a file durably, making the folder; a file of that name is replaced."""
+
+    def put_image(
+        self, name: str, memory: memoryview, size: int, passed: Callable[[memoryview], None]
+    ) -> None:
+        """As `put`, `size` bytes of page-aligned memory; calls `passed` with each block."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file durably and whole, unless one of that name exists: then False."""

@@ -7,12 +7,15 @@ writer finds out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from engine.ckpt.store import Found, short_read
 from engine.errors import CheckpointError, MissingError
+
+BLOCK = 8 << 20
+"""Bytes of an image handed over at a time."""
 
 
 class UrlStore:
@@ -79,6 +82,19 @@ class UrlStore:
                     file.write(view)
         except Exception as error:
             raise self._failed(name, error) from error
+
+    def put_image(
+        self, name: str, memory: memoryview, size: int, passed: Callable[[memoryview], None]
+    ) -> None:
+        """Stream memory in blocks."""
+
+        def blocks() -> Iterator[memoryview]:
+            for at in range(0, size, BLOCK):
+                view = memory[at : min(size, at + BLOCK)]
+                yield view
+                passed(view)
+
+        self.put(name, blocks())
 
     def create(self, name: str, data: bytes) -> bool:
         """Conditional put where there is one; else look, put and look again."""

@@ -1,0 +1,274 @@
+"""Stage two: the process that writes snapshots to the store behind training, and commits them.
+
+One per node, started by the first rank there and independent of it: it finishes what was
+snapshotted when the trainer dies, and a restarted flusher finishes what a killed one left. Parts
+are announced through the store, so the nodes need no channel of their own; rank 0's node commits
+when all parts are there. Run as `python -m engine.ckpt.flush SPOOL`. Torch is not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from engine.ckpt.arena import CommitJob, Spool, Ticket, map_slot
+from engine.ckpt.catalog import CLAIM
+from engine.ckpt.digest import ChunkDigests
+from engine.ckpt.manifest import CHUNK_BYTES, COMMITTED
+from engine.ckpt.save import Part, assemble, claim_note, commit
+from engine.ckpt.store import Store, open_store
+from engine.errors import CheckpointError, EngineError
+from engine.spec.base import NonNegative, Noun, Positive
+
+logger = logging.getLogger(__name__)
+
+PART_LIMIT = 64 << 20
+_IDLE_S = 0.5
+_WAITING_S = 0.02
+_PART = re.compile(r"part-(\d{5,})\.json")
+
+
+class FlushOptions(Noun, frozen=True, kw_only=True):
+    """How hard the flusher may work."""
+
+    bytes_per_s: NonNegative = 0.0
+    """Bound on the writing of this node; 0 = none."""
+
+    threads: int = 2
+    retry_first_s: Positive = 0.5
+    retry_most_s: Positive = 60.0
+    nice: int = 5
+
+
+class Flusher:
+    """The loop of the process: parts, then commits, then sleep until somebody calls."""
+
+    def __init__(self, spool: Spool, options: FlushOptions) -> None:
+        self.spool, self.options = spool, options
+        self.stores: dict[str, Store] = {}
+        self.status = spool.status()
+        self._lock = Lock()
+        self._not_before: dict[tuple[int, int], float] = {}
+        self._delay: dict[tuple[int, int], float] = {}
+        self._debt_until = 0.0
+
+    def run(self) -> None:
+        """Work until the trainer is gone and nothing is left to do."""
+        self._say(pid=os.getpid(), error="")
+        wake = open_wake(self.spool)
+        with ThreadPoolExecutor(self.options.threads) as pool:
+            while True:
+                worked = self.round(pool.map)
+                busy = self.spool.jobs() or self._pending()
+                if not busy and not worked and not self._owned():
+                    return
+                if not worked:
+                    select.select([wake], [], [], _WAITING_S if busy else _IDLE_S)
+                    drain(wake)
+
+    def round(self, run: Callable[..., Iterator[bool]]) -> bool:
+        """Flush what is pending and due, commit what is complete; whether anything moved."""
+        now = time.monotonic()
+        due = [key for key in self._pending() if self._not_before.get(key, 0.0) <= now]
+        moved = any(list(run(self._flush_one, due)))
+        for job in self.spool.jobs("dropped"):
+            self._remove_dropped(job)
+        return any([self._commit_one(job) for job in self.spool.jobs()]) or moved
+
+    def _pending(self) -> list[tuple[int, int]]:
+        """Slots to be flushed, oldest step first."""
+        found = []
+        for rank, slot in self.spool.tickets():
+            ticket = self.spool.ticket(rank, slot)
+            if ticket and ticket.state == "pending":
+                found.append((ticket.step, rank, slot))
+        return [(rank, slot) for _, rank, slot in sorted(found)]
+
+    def _owned(self) -> bool:
+        """Whether a trainer still lives."""
+        for path in self.spool.folder.glob("*.owner.lock"):
+            with self.spool.hold(path.name[: -len(".lock")]) as free:
+                if not free:
+                    return True
+        return False
+
+    def _flush_one(self, key: tuple[int, int]) -> bool:
+        rank, slot = key
+        with self.spool.hold(f"r{rank:05d}.{slot}") as free:
+            ticket = self.spool.ticket(rank, slot) if free else None
+            if ticket is None or ticket.state != "pending":
+                return False
+            try:
+                flushed = self._write_part(ticket, rank, slot)
+            except EngineError as error:
+                self._failed(key, ticket, error)
+                return False
+            self._delay.pop(key, None)
+            self.spool.write_ticket(rank, slot, flushed)
+            return True
+
+    def _write_part(self, ticket: Ticket, rank: int, slot: int) -> Ticket:
+        """Write a slot's image and announce it; returns the ticket with its digests."""
+        store, file = self._store(ticket.root), ticket.part.file
+        assert file is not None, f"ticket of rank {rank} names no file"
+        digests = ChunkDigests(CHUNK_BYTES)
+        self._say(writing=f"{ticket.folder}/{file.name}", done_bytes=0, total_bytes=file.bytes)
+
+        def passed(view: memoryview) -> None:
+            digests.update(view)
+            self._say(done_bytes=self.status.done_bytes + len(view))
+            self._pace(len(view))
+
+        memory = map_slot(self.spool.image(rank, slot), file.bytes, create=False)
+        try:
+            with memoryview(memory) as whole:
+                store.put_image(f"{ticket.folder}/{file.name}", whole, file.bytes, passed)
+        finally:
+            memory.close()
+        store.settle(ticket.folder)
+        entry = msgspec.structs.replace(file, digests=digests.finish())
+        part = msgspec.structs.replace(ticket.part, file=entry)
+        body = msgspec.json.encode(part)
+        store.put(f"{ticket.folder}/{part_name(rank)}", [memoryview(body)])
+        store.settle(ticket.folder)
+        return msgspec.structs.replace(ticket, state="flushed", part=part)
+
+    def _commit_one(self, job: CommitJob) -> bool:
+        store = self._store(job.root)
+        try:
+            if store.get(f"{job.folder}/{COMMITTED}", 4096) is None:
+                parts = read_parts(store, job)
+                if parts is None:
+                    return False
+                store.create(f"{job.folder}/{CLAIM}", claim_note(pid=0))
+                commit(store, job.folder, assemble(job.meta, parts, job.world, job.created_s))
+            for rank in range(job.world):
+                store.remove(f"{job.folder}/{part_name(rank)}")
+        except EngineError as error:
+            self._say(error=error.what, failures=self.status.failures + 1)
+            logger.warning("step %d is not committed yet: %s", job.meta.step, error.what)
+            time.sleep(self.options.retry_first_s)
+            return False
+        self._say(committed_step=job.meta.step, committed=job.folder, error="", writing="")
+        self.spool.write_job(job.folder, None)
+        self._supersede(job)
+        return True
+
+    def _remove_dropped(self, job: CommitJob) -> None:
+        """No rank writes into the folder of a dropped snapshot any more: leave nothing behind."""
+        try:
+            self._store(job.root).remove_folder(job.folder)
+        except EngineError as error:
+            self._say(error=error.what, failures=self.status.failures + 1)
+            return
+        self.spool.forget_dropped(job.folder)
+
+    def _supersede(self, done: CommitJob) -> None:
+        """Older commits whose parts were dropped will never be complete."""
+        for job in self.spool.jobs():
+            if job.meta.step < done.meta.step:
+                logger.warning(
+                    "step %d was dropped, step %d is newer", job.meta.step, done.meta.step
+                )
+                self.spool.write_job(job.folder, None)
+
+    def _failed(self, key: tuple[int, int], ticket: Ticket, error: EngineError) -> None:
+        delay = min(
+            self._delay.get(key, self.options.retry_first_s / 2) * 2, self.options.retry_most_s
+        )
+        self._delay[key], self._not_before[key] = delay, time.monotonic() + delay
+        self._say(error=error.what, failures=self.status.failures + 1)
+        logger.warning(
+            "rank %d step %d: %s; next try in %.1f s", key[0], ticket.step, error.what, delay
+        )
+
+    def _pace(self, size: int) -> None:
+        """Sleep off what was written faster than allowed."""
+        if self.options.bytes_per_s:
+            with self._lock:
+                start = max(self._debt_until, time.monotonic() - 0.1)
+                self._debt_until = start + size / self.options.bytes_per_s
+                wait = self._debt_until - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+
+    def _say(self, **changes: object) -> None:
+        with self._lock:
+            self.status = msgspec.structs.replace(self.status, **changes)
+            self.spool.write_status(self.status)
+
+    def _store(self, root: str) -> Store:
+        if root not in self.stores:
+            self.stores[root] = open_store(root)
+        return self.stores[root]
+
+
+def read_parts(store: Store, job: CommitJob) -> list[Part] | None:
+    """Every rank's part of a checkpoint, None as long as one is missing."""
+    present = {int(m[1]) for f in store.files(job.folder) if (m := _PART.fullmatch(f.name))}
+    if not set(range(job.world)) <= present:
+        return None
+    parts = []
+    for rank in range(job.world):
+        body = store.get(f"{job.folder}/{part_name(rank)}", PART_LIMIT)
+        try:
+            parts.append(msgspec.json.decode(body or b"", type=Part))
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(
+                f"{store.url}/{job.folder}/{part_name(rank)}: {error}",
+                remedy="wait for the next save; this step is given up when it commits",
+            ) from error
+    return parts
+
+
+def part_name(rank: int) -> str:
+    """The object by which a rank's flusher announces that its file is complete."""
+    return f"part-{rank:05d}.json"
+
+
+def open_wake(spool: Spool) -> int:
+    """The pipe on which trainers call the flusher."""
+    path = spool.folder / "wake"
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def drain(wake: int) -> None:
+    """Forget calls that were heard."""
+    try:
+        os.read(wake, 4096)
+    except BlockingIOError:
+        return
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m engine.ckpt.flush SPOOL [OPTIONS-JSON]`."""
+    from engine.log import configure
+
+    spool = Spool(Path(arguments[0]))
+    options = msgspec.json.decode(arguments[1] if len(arguments) > 1 else "{}", type=FlushOptions)
+    configure("flusher", file=spool.folder / "flusher.log", stderr=False)
+    lock = spool.take("flusher")
+    if lock is None:
+        return 0
+    os.nice(options.nice)
+    Flusher(spool, options).run()
+    spool.free_if_closed()
+    os.close(lock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
