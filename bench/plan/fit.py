@@ -57,8 +57,10 @@ def main() -> None:
         everything.append(inside)
         outside.append((name, beyond, held))
         print(f"{name:20s} {mine.sum():4d}  {inside:6.3f}  {beyond:6.3f}")
-    print(f"{'mean over groups':20s}       {np.mean(everything):6.3f}  "
-          f"{np.mean([b for _, b, _ in outside]):6.3f}")
+    print(
+        f"{'mean over groups':20s}       {np.mean(everything):6.3f}  "
+        f"{np.mean([b for _, b, _ in outside]):6.3f}"
+    )
     wide = float(np.quantile(np.abs(np.concatenate([h for *_, h in outside])), 0.8) / Z80)
     print(f"spread of log error with whole groups left out: {wide:.3f}")
     constants = with_spreads(constants, points, found, wide)
@@ -72,8 +74,10 @@ def with_spreads(constants, points, found, wide):
     held = np.zeros(len(points))
     for fold in range(10):
         out = np.array([zlib.crc32(p.case.id.encode()) % 10 == fold for p in points])
-        tagged = [p._replace(case=p.case._replace(group="out" if o else "in"))
-                  for p, o in zip(points, out, strict=True)]
+        tagged = [
+            p._replace(case=p.case._replace(group="out" if o else "in"))
+            for p, o in zip(points, out, strict=True)
+        ]
         without = left_out(tagged, found, START, KNOBS, "out")
         held[out] = errors([p for p, o in zip(points, out, strict=True) if o], without)
     print(f"rows left out in ten folds: {np.mean(np.abs(np.exp(held) - 1)):.4f} mean over rows")
@@ -100,12 +104,14 @@ def macro(points, constants) -> float:
 
 def rounded(constants):
     """Four digits: more would pretend."""
+
     def short(value):
         if isinstance(value, float):
             return float(f"{value:.4g}")
         if isinstance(value, dict):
             return {k: short(v) for k, v in value.items()}
         return value
+
     return msgspec.convert(short(msgspec.to_builtins(constants)), type(constants))
 
 

@@ -164,9 +164,7 @@ class Fit(NamedTuple):
     errors: Vector
 
 
-def fit(
-    points: Sequence[Point], start: Fitted, knobs: Sequence[Knob], *, rounds: int = 6
-) -> Fit:
+def fit(points: Sequence[Point], start: Fitted, knobs: Sequence[Knob], *, rounds: int = 6) -> Fit:
     """Constants that fit the points, held by the priors around `start`."""
     prior = np.array([forward(knob, get(start, knob)) for knob in knobs])
     constants = start

@@ -23,6 +23,13 @@ _KERNELS: dict[str, tuple[tuple[float, float], ...]] = {
 """Share of the 16-bit peak of (forward, backward) on Volta, Ampere, Hopper and Blackwell."""
 
 
+_EAGER_RMSNORM_BYTES = 24.0
+"""Per element: to fp32 (2+4), square and mean (4+4), scale (4+4), to 16 bits and weight (2)."""
+
+_EAGER_ROTARY_BYTES = 16.0
+"""Per element of q and k: halves split, negated, multiplied by cosine and sine, added."""
+
+
 class LayerCost(NamedTuple):
     """Seconds of one layer, one micro-batch, one device; communication is in `network`."""
 
@@ -184,10 +191,13 @@ def _elementwise_s(job: Job, grid: Grid, tokens: Num) -> Num:
     """Norms, residuals, dropout, activation and rotary positions, by bytes."""
     model, physics = job.model, job.physics
     split = np.where(grid.sequence_parallel > 0, grid.tp, 1.0)
-    norms = (1 if model.block == "parallel" else 2) * 4.0
+    fused = job.profile.fused
+    count = 1 if model.block == "parallel" else 2
+    # RMSNorm and rotary positions written out in eager mode go through fp32 copies, op by op
+    norms = count * (4.0 if fused or model.norm == "layernorm" else _EAGER_RMSNORM_BYTES)
     residuals = (1 if model.block == "parallel" else 2) * (7.0 if model.dropout else 6.0)
     wide = 6.0 if model.activation == "swiglu" else 4.0
-    rotary = 4.0 if model.position == "rotary" else 0.0
+    rotary = (4.0 if fused else _EAGER_ROTARY_BYTES) if model.position == "rotary" else 0.0
     ffn = model.ffn
     if job.experts is not None:
         ffn = job.experts.top_k * job.experts.ffn + job.experts.shared_ffn
@@ -214,7 +224,12 @@ def head_s(job: Job, grid: Grid) -> tuple[Num, Num]:
     tokens = model.seq * grid.micro_batch / grid.cp
     width = model.vocab / grid.tp
     product = gemm_s(job, tokens, np.ceil(width / 64) * 64, model.hidden, low=False)
-    loss = job.physics.loss_bytes * tokens * width / (job.cluster.device.memory_bytes_per_s * job.physics.hbm)
+    loss = (
+        job.physics.loss_bytes
+        * tokens
+        * width
+        / (job.cluster.device.memory_bytes_per_s * job.physics.hbm)
+    )
     return product + loss, 2.0 * product + 0.5 * loss
 
 

@@ -19,6 +19,10 @@ _SELECTIVE = 0.45
 """Share of a flash-attention layer's activations that selective recomputation keeps."""
 
 
+MARGIN = 1.08
+"""P90 of measured over predicted peak memory; a layout fits if its P90 does."""
+
+
 class Memory(NamedTuple):
     """Bytes of one rank on the stage that needs most."""
 
@@ -35,6 +39,11 @@ class Memory(NamedTuple):
         """All of it."""
         states = self.weights + self.gradients + self.optimizer
         return states + self.activations + self.logits + self.reserve
+
+
+def fits(job: Job, memory: Memory) -> Num:
+    """Whether the P90 of the prediction is within the device."""
+    return memory.total * MARGIN <= float(job.cluster.device.memory_bytes)
 
 
 def in_flight(grid: Grid, microbatches: Num, stage: Num) -> Num:
@@ -55,12 +64,17 @@ def layer_bytes(job: Job, grid: Grid) -> Num:
     split = np.where(grid.sequence_parallel > 0, t, 1.0)
     norms = 1.0 if model.block == "parallel" else 2.0
     masks = 2.0 if model.dropout else 0.0
-    outside = (2.0 * norms * 2.0 + masks) * model.hidden / split
+    fused = job.profile.fused
+    norm_bytes = 4.0 if fused else 8.0  # unfused norms keep their input in fp32 too
+    outside = (norms * norm_bytes + masks) * model.hidden / split
     heads = 2.0 * (2 * model.q_size + 2 * model.kv_size) / t
+    if model.position == "rotary" and not fused:
+        heads = heads + 2.0 * (model.q_size + model.kv_size) / t
     ffn = model.ffn
     if job.experts is not None:
         ffn = job.experts.top_k * job.experts.ffn + job.experts.shared_ffn
-    wide = (6.0 if model.activation == "swiglu" else 4.0) * ffn / t
+    gated = 6.0 if fused else 8.0
+    wide = (gated if model.activation == "swiglu" else 4.0) * ffn / t
     inner = tokens * (outside + heads + wide)
     scores = 0.0 * tokens
     if job.attention in ("unfused", "fused-softmax"):
@@ -100,7 +114,9 @@ def memory_of(job: Job, grid: Grid, stage: Num) -> Memory:
         activations = activations + np.where(grid.pp > 1, held, 1.0) * 2.0 * tokens * (
             job.model.hidden
         )
-    logits = np.where(stage == grid.pp - 1, job.profile.logit_bytes * tokens * job.model.vocab / grid.tp, 0.0)
+    logits = np.where(
+        stage == grid.pp - 1, job.profile.logit_bytes * tokens * job.model.vocab / grid.tp, 0.0
+    )
     used = weights + gathered + gradients + optimizer + activations + logits
     return Memory(
         weights=weights + gathered,

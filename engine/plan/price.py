@@ -219,7 +219,8 @@ def _data_parallel_s(job: Job, grid: Grid) -> Traffic:
     net = job.profile.net
     return Traffic(
         gather_s=np.where(sharded & ~three, gather, 0.0) / net,
-        reduce_s=np.where(three, np.where(shard < replicas, 2.0 * reduce / shard, 0.0), whole) / net,
+        reduce_s=np.where(three, np.where(shard < replicas, 2.0 * reduce / shard, 0.0), whole)
+        / net,
         micro_f=np.where(three, local / per_layer, 0.0) / net,
         micro_b=np.where(three, (local + back) / per_layer, 0.0) / net,
     )

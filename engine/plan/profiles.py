@@ -62,12 +62,16 @@ class SystemProfile(Noun, frozen=True, kw_only=True):
     async_backward: Annotated[Ratio, doc("share of backward TP traffic behind dW GEMMs")] = 0.6
     dp_hidden: Annotated[Ratio, doc("share of DP traffic hidden when it overlaps")] = 0.85
     grad_bytes: Annotated[Positive, doc("bytes of a gradient element on the wire")] = 4.0
-    net: Annotated[Positive, doc("network rate its parameter traffic reaches / physics.inter")] = 1.0
+    net: Annotated[Positive, doc("network rate its parameter traffic reaches / physics.inter")] = (
+        1.0
+    )
     owner_s: Annotated[NonNegative, doc("per rank that shares an update by broadcasts")] = 0.0
     cp_balance: Annotated[Ratio, doc("1: causal work is dealt evenly to context ranks")] = 1.0
     slow_hosts: Annotated[Ratio, doc("share of hosts that are slow (paper 6.3: 0.005)")] = 0.0
     slow_by: Annotated[NonNegative, doc("how much longer a slow host takes (paper 6.3)")] = 0.1
-    log_error: Annotated[NonNegative, doc("spread of log(predicted / measured), 0 = Fitted's")] = 0.0
+    log_error: Annotated[NonNegative, doc("spread of log(predicted / measured), 0 = Fitted's")] = (
+        0.0
+    )
     host_serial: Annotated[Ratio, doc("share of launch time that the device waits for")] = 0.0
     held_grad_bytes: Annotated[Positive, doc("gradient buffers of a rank, bytes a parameter")] = 4.0
     logit_bytes: Annotated[Positive, doc("bytes held per logit: copies, softmax, gradient")] = 10.0

@@ -189,7 +189,7 @@ def tuned(row: Row, profile: SystemProfile) -> SystemProfile:
         changes["held_grad_bytes"] = 6.0  # bf16 gradients and their fp32 sum
     if re.search(r"async TP|TP comm overlap|tp-comm-overlap", text):
         changes["overlap_tp"] = True
-    if re.search(r"\bcompile", row.get("notes", "")):
+    if re.search(r"\bcompile|RMS kernel", row.get("notes", "") + row.get("attention", "")):
         changes["fused"] = True
     return msgspec.structs.replace(profile, **changes)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.plan.cost import flops_per_step, mfu
-from engine.plan.memory import Memory, peak_memory
+from engine.plan.memory import MARGIN, Memory, fits, peak_memory
 from engine.plan.price import Price, price
 from engine.plan.profiles import fitted
 from engine.plan.report import Candidate, Exposed, MemoryParts, Refusal
@@ -119,8 +119,10 @@ def refuse(job: Job, grid: Grid, memory: Memory) -> list[tuple[str, str, Bools]]
         ("interleaving needs full rounds",
          "with vpp > 1 the micro-batches of a replica must be a multiple of pp",
          interleaved & (m % grid.pp != 0)),
-        ("memory", f"the tightest stage needs more than {limit / 2**30:.0f} GiB",
-         memory.total > limit),
+        ("memory",
+         f"the tightest stage may need more than {limit / 2**30:.0f} GiB "
+         f"(prediction with its margin of {100 * (MARGIN - 1):.0f} %)",
+         ~fits(job, memory)),
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from engine.plan.memory import peak_memory
+from engine.plan.memory import fits, peak_memory
 from engine.plan.price import price
 from engine.plan.profiles import Fitted, fitted
 from engine.plan.rows import Case, Row, case_of, read_rows
@@ -197,11 +197,12 @@ def score_memory(cases: Sequence[Case]) -> MemoryScore:
     for case in cases:
         if not case.measured_bytes and case.fits < 0:
             continue
-        total = float(peak_memory(case.job, grid_of(case.layouts[:1])).total[0])
+        peak = peak_memory(case.job, grid_of(case.layouts[:1]))
+        total = float(peak.total[0])
         if case.measured_bytes:
             errors.append(abs(total / case.measured_bytes - 1.0))
         if case.fits >= 0:
-            outcomes.append((total <= case.job.cluster.device.memory_bytes, case.fits == 1))
+            outcomes.append((bool(fits(case.job, peak)[0]), case.fits == 1))
     return MemoryScore(
         rows=len(errors),
         mape=_mean(errors),
