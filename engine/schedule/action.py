@@ -39,7 +39,8 @@ PER_CHUNK = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
 _TEXT = re.compile(
     r"(?P<chunk>\d{1,9})(?P<kind>SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|F|B|I|W)"
-    r"(?P<microbatch>\d{0,9})"
+    r"(?P<microbatch>\d{0,9})",
+    re.ASCII,
 )
 
 

@@ -80,6 +80,10 @@ def _incomplete(schedule: Schedule) -> list[str]:
         for m in range(schedule.microbatches)
     }
     found += [f"{action} is missing" for action in sorted(expected - set(seen))]
+    for kind in (Kind.UNSHARD, Kind.REDUCE_GRAD):  # if one chunk's is there, all must be
+        each = {Action(kind, chunk) for chunk in range(schedule.chunks)}
+        if each & set(seen):
+            found += [f"{action} is missing" for action in sorted(each - set(seen))]
     compute = {a for a in seen if a.kind in COMPUTE}
     found += [f"{action} is not part of the step" for action in sorted(compute - expected)]
     found += [f"{action} occurs {n} times" for action, n in seen.items() if n > 1]
@@ -95,15 +99,12 @@ def _disordered(schedule: Schedule, stage: int) -> list[str]:
         if early in place and late in place and place[early] > place[late]:
             found.append(f"stage {stage}: {late} comes before {early}")
 
-    gathers = any(a.kind is Kind.UNSHARD for a in place)
     for action in place:
         chunk, m = action.chunk, action.microbatch
         if action.kind is Kind.FORWARD:
             before(Action(Kind.RECV_F, chunk, m), action)
             before(action, Action(Kind.SEND_F, chunk, m))
             before(Action(Kind.UNSHARD, chunk), action)
-            if gathers and Action(Kind.UNSHARD, chunk) not in place:
-                found.append(f"stage {stage}: {action} runs on parameters never gathered")
         elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
             before(Action(Kind.FORWARD, chunk, m), action)
             before(Action(Kind.RECV_B, chunk, m), action)

@@ -174,13 +174,14 @@ def schedule(keys: Keys) -> Iterator[Problem]:
     reason = None if rest else legal(kind, pp, vpp, microbatches)
     if not reason:
         return
-    if kind != "interleaved":
+    chunks = {"gpipe": "one", "1f1b": "one", "zb-v": "two"}.get(kind)
+    if chunks:
         yield problem(
             "schedule.kind",
             "layout.vpp",
-            what=f"{keys.show('schedule.kind')} holds one chunk per stage, but "
-            f"{keys.show('layout.vpp')}",
-            remedy="set schedule.kind to interleaved (or auto), or layout.vpp to 1",
+            what=f"{keys.show('schedule.kind')} holds {chunks} chunk{'s' * (chunks != 'one')} per "
+            f"stage, but {keys.show('layout.vpp')}",
+            remedy=f"set schedule.kind to auto, or layout.vpp to {1 if chunks == 'one' else 2}",
         )
         return
     fitting = max(1, round(microbatches / pp)) * pp * each

@@ -27,7 +27,7 @@ from tests.engine.spec.samples import changed
      ({"batch": {"global_batch": 18}}, "is not a multiple of", "to 16 or 20"),
      ({"batch": {"global_batch": 2}}, "is not a multiple of", "set batch.global_batch to 4"),
      ({"batch": {"global_batch": 20}}, "gives 5 micro-batches", "batch.global_batch to 16"),
-     ({"schedule": {"kind": "1f1b"}}, 'schedule.kind = "1f1b" holds one chunk', "to interleaved"),
+     ({"schedule": {"kind": "1f1b"}}, 'schedule.kind = "1f1b" holds one chunk', "kind to auto"),
      ({"batch": {"global_batch": 1 << 26}}, "the limit is 1048576", "raise"),
      ({"model": {"layers": 8 << 20}}, "beyond the limit of 10000", "at most 10000"),
      ({"seed": 1 << 63}, "seed = 9223372036854775808 is beyond", "at most")],

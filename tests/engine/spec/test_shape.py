@@ -7,7 +7,7 @@ def test_auto_follows_the_chunks():
 
 
 def test_legal_shapes():
-    assert all(legal(kind, 4, 1, 8) is None for kind in KINDS)
+    assert all(legal(kind, 4, 1, 8) is None for kind in KINDS if kind != "zb-v")
     assert legal("interleaved", 4, 3, 8) is None
     assert legal("interleaved", 4, 3, 2) is None  # fewer micro-batches than stages: one short round
 

@@ -1,0 +1,97 @@
+import threading
+
+import pytest
+
+from engine.events.reader import read_events
+from engine.events.schema import check
+from engine.events.writer import EventWriter
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "events" / "rank-00003.jsonl"
+
+
+def test_what_is_written_reads_back_in_order(path):
+    with EventWriter(path, 3) as writer:
+        writer.clock(
+            world=8, degrees={"tp": 2, "pp": 2, "dp": 2}, index={"tp": 1, "pp": 1, "dp": 0}
+        )
+        writer.step = 5
+        with writer.span("step"), writer.span("forward", "compute", chunk=0, microbatch=1):
+            pass
+        writer.value("loss", 2.5)
+    events = list(read_events(path))
+    assert [e.name for e in events] == ["clock", "forward", "step", "loss", "end"]
+    assert [e.seq for e in events] == list(range(5))
+    assert all(check(e) is None and e.rank == 3 for e in events)
+    forward, step = events[1], events[2]
+    assert step.t_ns <= forward.t_ns
+    assert forward.t_ns + forward.dur_ns <= step.t_ns + step.dur_ns
+    assert forward.stream == "compute"
+    assert (events[0].step, step.step) == (-1, 5)
+
+
+def test_a_name_outside_the_schema_is_refused_where_it_is_written(path):
+    with EventWriter(path, 0) as writer, pytest.raises(KeyError, match="schema"):
+        writer.instant("fowrard", {})
+
+
+def test_without_a_path_nothing_is_kept():
+    writer = EventWriter(None, 0)
+    assert not writer.active
+    with writer.span("forward", chunk=0, microbatch=0):
+        writer.dump_open()
+    writer.close(ended=True)
+
+
+def test_open_spans_are_dumped_outermost_first(path):
+    writer = EventWriter(path, 0)
+    with writer.span("step"), writer.span("recv_f", "pp_f", chunk=1, microbatch=0):
+        writer.dump_open()
+        seen = list(read_events(path))  # flushed while the spans are open
+    assert [(e.kind, e.name) for e in seen] == [("open", "step"), ("open", "recv_f")]
+    assert seen[0].dur_ns >= seen[1].dur_ns >= 0
+    writer.close(ended=False)
+
+
+def test_under_pressure_lines_are_dropped_and_counted(path):
+    writer = EventWriter(path, 0, limit=10)
+    for _ in range(25):
+        writer.value("loss", 1.0)
+    assert writer.dropped == 15
+    writer.flush()
+    writer.close(ended=True)
+    events = list(read_events(path))
+    assert len(events) == 12
+    assert events[-2].attrs == {"value": 15}
+
+
+def test_an_exception_becomes_an_event_and_goes_on(path):
+    with pytest.raises(ValueError, match="bad"), EventWriter(path, 0):
+        raise ValueError("bad " * 1000)
+    (event,) = read_events(path)
+    assert (event.name, event.attrs["type"]) == ("error", "ValueError")
+    assert len(str(event.attrs["what"])) == 2000
+
+
+def test_writing_again_appends(path):
+    for _ in range(2):
+        EventWriter(path, 0).close(ended=True)
+    assert [e.name for e in read_events(path)] == ["end", "end"]
+
+
+def test_callbacks_of_other_threads_keep_the_order_of_seq(path):
+    writer = EventWriter(path, 0)
+
+    def note() -> None:
+        for i in range(200):
+            writer.add("value", "loss", "host", i, 0, {"value": i})
+
+    threads = [threading.Thread(target=note) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close(ended=False)
+    assert [e.seq for e in read_events(path)] == list(range(800))
