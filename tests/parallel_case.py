@@ -12,8 +12,8 @@ from engine.model.transformer import MicroBatch, whole_model
 from engine.optim.schedule import learning_rate
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
-from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, TrainSpec
-from engine.train.build import build_engine, seed_everything
+from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, ScheduleSpec, TrainSpec
+from engine.train.build import build_engine, seed_everything, step_program
 from engine.train.trainer import Trainer
 
 STEPS = 10
@@ -41,6 +41,7 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
         model=ModelSpec(block=args.get("block", "serial"), **model),
         batch=BatchSpec(global_batch=GLOBAL_BATCH, micro_batch=args.get("micro_batch", 1)),
         layout=ParallelLayout(**args.get("layout", {})),
+        schedule=ScheduleSpec(kind=args.get("schedule", "auto")),
         overlap=OverlapSpec(pp=overlap, dp=overlap),
         optimizer=OptimSpec(lr=5e-3, min_lr=1e-3, warmup_steps=3),
         train=TrainSpec(steps=STEPS, precision=args.get("precision", "fp64")),
@@ -106,7 +107,9 @@ def train(rank: int, meet: Rendezvous, args: dict[str, Any]) -> list[tuple[float
     torch.set_num_threads(1)
     seed_everything(recipe)
     start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=60)
-    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=60)
+    program = step_program(recipe)
+    last = program.stage_of(program.chunks - 1)
+    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=60, last_stage=last)
     events = EventWriter(None, rank)
     trainer = Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
     replica = layout.coord(rank).dp

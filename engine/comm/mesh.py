@@ -29,9 +29,17 @@ class Mesh(NamedTuple):
     """First and last stage, which hold copies of a tied embedding; alone elsewhere."""
 
 
-def build_mesh(layout: ParallelLayout, rank: int, *, backend: str, timeout_s: float) -> Mesh:
+def build_mesh(
+    layout: ParallelLayout,
+    rank: int,
+    *,
+    backend: str,
+    timeout_s: float,
+    last_stage: int | None = None,
+) -> Mesh:
     """Create this rank's groups; `torch.distributed` must be initialised with the whole world.
 
+    last_stage holds the model's last chunk: pp - 1 unless the schedule places chunks otherwise.
     Cost: one rendezvous per group among its members only.
     """
 
@@ -50,7 +58,8 @@ def build_mesh(layout: ParallelLayout, rank: int, *, backend: str, timeout_s: fl
     everyone = tuple(range(layout.world_size))
     pp = layout.group("pp", rank)
     dp = layout.group("dp", rank)
-    ends = (pp[0], pp[-1]) if layout.pp > 1 and rank in (pp[0], pp[-1]) else (rank,)
+    other = pp[layout.pp - 1 if last_stage is None else last_stage]
+    ends = (pp[0], other) if other != pp[0] and rank in (pp[0], other) else (rank,)
     handle = dist.group.WORLD if layout.world_size > 1 else None
     return Mesh(
         rank=rank,

@@ -33,7 +33,9 @@ class Placement(NamedTuple):
     dp: int
     seed: int
     share_tied: bool
-    """Put a tied vocabulary matrix into a buffer of its own (its copies live on two stages)."""
+    """Put a tied vocabulary matrix into a buffer of its own (two chunks use it)."""
+    tied: FlatChunk | None = None
+    """That buffer, if a chunk on this rank has made it already."""
 
 
 class ParallelChunk(NamedTuple):
@@ -55,12 +57,13 @@ def parallelize(
     with torch.device("meta"):
         chunk = Chunk(spec, layers, first=first, last=last)
     weights = weights_of(chunk, tp_index=axis.index, tp=axis.size)
-    buffer = {"dp": place.dp, "dtype": place.dtype, "device": place.device}
     own, shared = _partition(chunk, weights, place)
-    flat = FlatChunk(own, **buffer)
-    tied = FlatChunk(shared, **buffer) if shared else None
-    for part in (flat, tied) if tied else (flat,):
-        part.initialize(seed=place.seed, std=spec.init_std, layers=spec.layers)
+    flat = _buffer(own, spec, place)
+    tied = None
+    if shared and place.tied is not None:  # the other end of the model lives on this rank too
+        weights[shared[0]] = place.tied.weights[0]
+    elif shared:
+        tied = _buffer([weights[shared[0]]], spec, place)
     _swap(chunk, weights, axis)
     set_seed(chunk, place.seed)
     begin, _ = axis.local_sequence(spec.seq)
@@ -70,16 +73,23 @@ def parallelize(
     return ParallelChunk(chunk, flat, tied)
 
 
+def _buffer(weights: list[Weight], spec: ModelSpec, place: Placement) -> FlatChunk:
+    """A flat buffer with initial values."""
+    made = FlatChunk(weights, dp=place.dp, dtype=place.dtype, device=place.device)
+    made.initialize(seed=place.seed, std=spec.init_std, layers=spec.layers)
+    return made
+
+
 def _partition(
     chunk: Chunk, weights: dict[int, Weight], place: Placement
-) -> tuple[list[Weight], list[Weight]]:
-    """Weights of the chunk itself, and a tied matrix that must stay apart."""
+) -> tuple[list[Weight], list[int]]:
+    """Weights of the chunk itself, and the key of a tied matrix that must stay apart."""
     apart: set[int] = set()
     if place.share_tied:
         ends = [end for end in (chunk.embed, chunk.head) if end is not None]
         apart = {id(end.weight) for end in ends}
     own = [w for key, w in weights.items() if key not in apart]
-    return own, [w for key, w in weights.items() if key in apart]
+    return own, list(apart)
 
 
 def _swap(module: nn.Module, weights: dict[int, Weight], axis: TensorAxis) -> None:

@@ -15,6 +15,7 @@ from engine.comm.collectives import Work, receive, send
 from engine.comm.mesh import Mesh
 from engine.events.writer import EventWriter
 from engine.model.transformer import Chunk, MicroBatch
+from engine.parallel.tensor import TensorAxis
 from engine.parallel.zero import ShardedChunk
 from engine.schedule.action import Action, Kind
 from engine.schedule.schedule import Schedule
@@ -30,6 +31,7 @@ class Stage(NamedTuple):
     events: EventWriter
     stream_shape: tuple[int, ...]
     """Shape of the tensor between chunks: [s (or s/t), b, h]."""
+    axis: TensorAxis
     dtype: torch.dtype
     device: torch.device
 
@@ -47,6 +49,7 @@ class Pipeline:
         self._to_send: dict[tuple[Kind, int, int], Tensor] = {}
         self._local: dict[tuple[Kind, int, int], Tensor] = {}
         self._sends: list[Work] = []
+        self._owed: dict[tuple[int, int], list[Callable[[], None]]] = {}
 
     def run(
         self, batches: Callable[[int], MicroBatch], *, scale: float, on_reduce: Callable[[int], None]
@@ -72,6 +75,13 @@ class Pipeline:
                             loss += result
                     case Kind.BACKWARD:
                         self._backward(action, scale)
+                    case Kind.BACKWARD_INPUT:
+                        with self.stage.axis.owing() as owed:
+                            self._backward(action, scale)
+                        self._owed[action.chunk, action.microbatch or 0] = owed
+                    case Kind.BACKWARD_WEIGHT:
+                        for job in self._owed.pop((action.chunk, action.microbatch or 0)):
+                            job()
                     case Kind.SEND_F | Kind.SEND_B:
                         self._send(action)
                     case Kind.RECV_F | Kind.RECV_B:
@@ -80,8 +90,6 @@ class Pipeline:
                         self.stage.shards[action.chunk].start_unshard()
                     case Kind.REDUCE_GRAD:
                         on_reduce(action.chunk)
-                    case _:
-                        raise NotImplementedError(f"no execution for {action.kind.name}")
         for work in self._sends:
             work.wait()
         self._sends.clear()
@@ -95,7 +103,7 @@ class Pipeline:
         if action.kind is Kind.FORWARD:
             self._timed("dp_gather", action, self.stage.shards[action.chunk].finish_unshard)
             key = (Kind.RECV_F, action.chunk, action.microbatch or 0)
-        elif action.kind is Kind.BACKWARD:
+        elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
             key = (Kind.RECV_B, action.chunk, action.microbatch or 0)
         else:
             return

@@ -9,6 +9,8 @@ autograd functions over activations only.
 Shapes as in the model; t marks a dimension divided by the tensor-parallel degree.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ class TensorAxis:
         self.size, self.index = group.size, group.index
         self.split_sequence = sequence_parallel and group.size > 1
         self._events = events
+        self._owed: list[Callable[[], None]] | None = None
 
     def local_sequence(self, s: int) -> tuple[int, int]:
         """Positions of the stream held by this rank."""
@@ -71,6 +74,22 @@ class TensorAxis:
         if self.size > 1:
             self._timed("all_reduce", tensor, all_reduce(tensor, self.group, op=op))
         return tensor
+
+    def weight_gradient(self, job: Callable[[], None]) -> None:
+        """Do a weight gradient now, or keep it if the schedule splits the backward."""
+        if self._owed is None:
+            job()
+        else:
+            self._owed.append(job)
+
+    @contextmanager
+    def owing(self) -> Iterator[list[Callable[[], None]]]:
+        """Inside, weight gradients are put on the yielded list instead of being computed."""
+        self._owed = []
+        try:
+            yield self._owed
+        finally:
+            self._owed = None
 
     def _timed(self, op: str, tensor: Tensor, work: Work) -> None:
         size = tensor.numel() * tensor.element_size()
@@ -136,7 +155,9 @@ class _Into(Function):
         dy = dy.contiguous()
         dx, work = op.axis.start_leave(torch.matmul(dy, op.matrix()))
         flat_dy = dy.flatten(0, 1)  # the weight gradient runs while dx travels
-        add_outer(op.matrix(grad=True), flat_dy, whole.flatten(0, 1))
+        op.axis.weight_gradient(
+            lambda: add_outer(op.matrix(grad=True), flat_dy, whole.flatten(0, 1))
+        )
         bias = op.vector(grad=True)
         if bias is not None:
             bias.add_(flat_dy.sum(0))
@@ -182,7 +203,9 @@ class _Out(Function):
         results: list[Tensor | None] = [None]
         for x, weight in zip(ctx.saved_tensors, op.weights, strict=True):
             results.append(torch.matmul(whole, weight.data))
-            add_outer(weight.grad, flat_dy, x.flatten(0, 1))
+            op.axis.weight_gradient(
+                lambda x=x, weight=weight: add_outer(weight.grad, flat_dy, x.flatten(0, 1))
+            )
         return tuple(results)
 
 

@@ -105,6 +105,6 @@ class _HeadLoss(Function):
         grad = (grad.mul_(dloss)).to(whole.dtype)
         partial = (grad @ op.weight.data).unflatten(0, ctx.shape_sb)
         dx, work = op.axis.start_leave(partial)
-        add_outer(op.weight.grad, grad, whole)
+        op.axis.weight_gradient(lambda: add_outer(op.weight.grad, grad, whole))
         op.axis.finish(work, partial)
         return dx, None, None

@@ -1,4 +1,4 @@
-"""Builders: GPipe, 1F1B and interleaved 1F1B as lists of forwards and backwards.
+"""Builders: GPipe, 1F1B, interleaved 1F1B and the zero-bubble family as lists of compute actions.
 
 Compute only; `comm.py` adds what has to be sent, gathered and reduced. The orders equal those that
 `torch.distributed.pipelining` generates for the same shape, which a test checks. Paper 2
@@ -7,7 +7,8 @@ Compute only; `comm.py` adds what has to be sent, gathered and reduced. The orde
 
 from engine.errors import LayoutError
 from engine.schedule.action import Action, Kind
-from engine.schedule.schedule import Schedule
+from engine.schedule.schedule import Placement, Schedule
+from engine.schedule.zero_bubble import Pairs, zb_v, zero_bubble
 from engine.spec.shape import legal as legal
 from engine.spec.shape import resolve_kind as resolve_kind
 
@@ -15,7 +16,7 @@ from engine.spec.shape import resolve_kind as resolve_kind
 def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
     """A compute-only schedule; LayoutError if the shape is not legal.
 
-    kind is `auto`, `gpipe`, `1f1b` or `interleaved`; pp stages of vpp chunks each.
+    kind is `auto`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble` or `zb-v`; pp stages of vpp chunks.
     """
     kind = resolve_kind(kind, vpp)
     reason = legal(kind, pp, vpp, microbatches)
@@ -25,9 +26,15 @@ def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
             remedy="make batch.global_batch / (micro_batch * dp) a multiple of layout.pp, "
             "or set layout.vpp = 1",
         )
-    maker = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved}[kind]
+    maker = {
+        "gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved,
+        "zero-bubble": _zero_bubble, "zb-v": _zb_v,
+    }[kind]  # fmt: skip
     stages = tuple(tuple(maker(stage, pp, vpp, microbatches)) for stage in range(pp))
-    return Schedule(kind=kind, pp=pp, vpp=vpp, microbatches=microbatches, stages=stages)
+    placement: Placement = "v" if kind == "zb-v" else "loop"
+    return Schedule(
+        kind=kind, pp=pp, vpp=vpp, microbatches=microbatches, placement=placement, stages=stages
+    )
 
 
 def _gpipe(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
@@ -48,13 +55,31 @@ def _interleaved(stage: int, pp: int, vpp: int, microbatches: int) -> list[Actio
 
     A stage runs ahead by one round per further chunk plus two forwards per stage behind it.
     """
+    forwards, backwards, per_round = _rounds(stage, pp, vpp, microbatches)
+    return _weave(forwards, backwards, warmup=(vpp - 1) * per_round + 2 * (pp - 1 - stage))
+
+
+def _zero_bubble(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+    """Interleaved rounds with split backwards; half the run-ahead, since input gradients come sooner."""
+    forwards, backwards, per_round = _rounds(stage, pp, vpp, microbatches)
+    warmup = (vpp - 1) * per_round + pp - 1 - stage
+    return zero_bubble(forwards, backwards, warmup=warmup, lag=stage)
+
+
+def _zb_v(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+    return zb_v(stage, pp, microbatches)
+
+
+def _rounds(stage: int, pp: int, vpp: int, microbatches: int) -> tuple[Pairs, Pairs, int]:
+    """Forwards and backwards of a stage in rounds, and the micro-batches of a round."""
     per_round = microbatches // max(1, microbatches // pp)
-    forwards, backwards = [], []
+    forwards: Pairs = []
+    backwards: Pairs = []
     for first in range(0, microbatches, per_round):
         batch = range(first, first + per_round)
         forwards += [(local * pp + stage, m) for local in range(vpp) for m in batch]
         backwards += [(local * pp + stage, m) for local in reversed(range(vpp)) for m in batch]
-    return _weave(forwards, backwards, warmup=(vpp - 1) * per_round + 2 * (pp - 1 - stage))
+    return forwards, backwards, per_round
 
 
 def _weave(

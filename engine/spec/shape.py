@@ -1,9 +1,10 @@
 """Which pipeline shapes can be scheduled: a rule on the recipe, used again by the builders above.
 
-Kinds: gpipe and 1f1b hold one chunk per stage; interleaved holds `vpp` and needs equal rounds.
+Kinds: gpipe and 1f1b hold one chunk per stage; interleaved and zero-bubble hold `vpp` and need equal
+rounds; zb-v holds two.
 """
 
-KINDS = ("gpipe", "1f1b", "interleaved")
+KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v")
 
 
 def resolve_kind(kind: str, vpp: int) -> str:
@@ -19,8 +20,10 @@ def legal(kind: str, pp: int, vpp: int, microbatches: int) -> str | None:
         return "pp, vpp and the number of micro-batches must be at least 1"
     if kind not in KINDS:
         return f"there is no schedule {kind!r}; there are {', '.join(KINDS)}"
-    if kind != "interleaved" and vpp > 1:
+    if kind in ("gpipe", "1f1b") and vpp > 1:
         return f"schedule {kind} holds one chunk per stage, but layout.vpp = {vpp}"
-    if kind == "interleaved" and microbatches % max(1, microbatches // pp):
+    if kind == "zb-v" and vpp != 2:
+        return f"schedule zb-v holds two chunks per stage, but layout.vpp = {vpp}"
+    if kind in ("interleaved", "zero-bubble") and microbatches % max(1, microbatches // pp):
         return f"{microbatches} micro-batches do not fall into equal rounds of at least pp = {pp}"
     return None

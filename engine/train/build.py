@@ -37,7 +37,7 @@ class Engine(NamedTuple):
     units: dict[int, Unit]
     """By chunk."""
     tied: Unit | None
-    """The separately kept vocabulary matrix of a first or last stage, if tied over two stages."""
+    """The separately kept vocabulary matrix of a first or last stage, if two chunks share it."""
 
     def all_units(self) -> list[Unit]:
         """Chunks in forward order, then the tied matrix."""
@@ -58,10 +58,9 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     layout, model = recipe.layout, recipe.model
     program = step_program(recipe)
     axis = TensorAxis(mesh.tp, sequence_parallel=layout.sequence_parallel, events=events)
-    share_tied = model.tied and layout.pp > 1
     place = Placement(
         dtype=DTYPES[recipe.train.precision], device=device.torch_device, dp=layout.dp,
-        seed=recipe.seed, share_tied=share_tied,
+        seed=recipe.seed, share_tied=model.tied and layout.chunks > 1,
     )  # fmt: skip
     chunks, units, tied = {}, {}, None
     for chunk in program.chunks_of(layout.coord(mesh.rank).pp):
@@ -71,11 +70,12 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
         units[chunk] = _unit(recipe, made.flat, mesh, axis)
         if made.tied is not None:
             tied = _unit(recipe, made.tied, mesh, axis)
+            place = place._replace(tied=made.tied)
     begin, end = axis.local_sequence(model.seq)
     stage = Stage(
         chunks=chunks, shards={c: u.shard for c, u in units.items()}, mesh=mesh, events=events,
         stream_shape=(end - begin, recipe.batch.micro_batch, model.hidden),
-        dtype=place.dtype, device=device.torch_device,
+        axis=axis, dtype=place.dtype, device=device.torch_device,
     )  # fmt: skip
     forward = forward_only(program)
     return Engine(mesh, stage, Pipeline(stage, program), Pipeline(stage, forward), units, tied)

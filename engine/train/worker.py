@@ -25,7 +25,7 @@ from engine.events.writer import EventWriter
 from engine.train.task import RankTask
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
-from engine.train.build import build_engine, seed_everything
+from engine.train.build import build_engine, seed_everything, step_program
 from engine.train.failure import RankFailure, write_failure
 from engine.train.loop import Loop
 from engine.train.trainer import Trainer
@@ -80,7 +80,11 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
         )
         timeout = recipe.monitor.timeout_s
         start_world(rank, layout.world_size, meet, backend=device.backend, timeout_s=timeout)
-        mesh = build_mesh(layout, rank, backend=device.backend, timeout_s=timeout)
+        program = step_program(recipe)
+        mesh = build_mesh(
+            layout, rank, backend=device.backend, timeout_s=timeout,
+            last_stage=program.stage_of(program.chunks - 1),
+        )  # fmt: skip
         _loop(mesh, device, recipe, events, task).run()
         barrier(mesh.world)
         end_world()

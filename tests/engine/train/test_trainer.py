@@ -62,3 +62,24 @@ def test_the_same_layout_twice_is_bitwise_equal_overlap_on_or_off(world: World) 
     coupled = world.run("tests.parallel_case:train", 8, args | {"overlap": False})
     assert first == again
     assert first == coupled
+
+
+@pytest.mark.parametrize("shape", ["gpt", "gpt-untied"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("gpipe", {"pp": 2, "dp": 2}),
+        ("zero-bubble", {"pp": 4}),
+        ("zero-bubble", {"pp": 2, "vpp": 2, "tp": 2}),
+        ("zb-v", {"pp": 2, "vpp": 2}),
+        ("zb-v", {"pp": 4, "vpp": 2, "dp": 2}),
+    ],
+    ids=str,
+)
+def test_schedules_equal_the_plain_model(
+    world: World, kind: str, layout: dict[str, Any], shape: str
+) -> None:
+    args = {"layout": layout, "schedule": kind, "shape": shape}
+    ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("dp", 1)
+    results = world.run("tests.parallel_case:train", ranks, args)
+    assert worst(reference(args), results[0]) < FLOAT64_TOLERANCE
