@@ -29,7 +29,6 @@ from engine.units import show_bytes
 
 PAGE = mmap.PAGESIZE
 SLOTS = 2
-_TICKET_LIMIT = 256 << 20
 T = TypeVar("T")
 
 
@@ -174,8 +173,7 @@ class Spool:
 
     def _read(self, name: str, kind: type[T]) -> T | None:
         try:
-            with open(self.folder / name, "rb") as file:
-                data = file.read(_TICKET_LIMIT)
+            data = (self.folder / name).read_bytes()
         except FileNotFoundError:
             return None
         try:

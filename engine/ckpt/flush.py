@@ -34,6 +34,10 @@ from engine.spec.base import NonNegative, Noun, Positive
 logger = logging.getLogger(__name__)
 
 PART_LIMIT = 64 << 20
+OVERTAKEN_S = 600.0
+GIVE_UP_S = 1800.0
+"""How long a commit waits for parts of other nodes: with a newer one done, and with no trainer."""
+
 _IDLE_S = 0.5
 _WAITING_S = 0.02
 _PART = re.compile(r"part-(\d{5,})\.json")
@@ -62,6 +66,7 @@ class Flusher:
         self._not_before: dict[tuple[int, int], float] = {}
         self._delay: dict[tuple[int, int], float] = {}
         self._debt_until = 0.0
+        self._maps: dict[tuple[int, int], tuple[int, int, memoryview]] = {}
 
     def run(self) -> None:
         """Work until the trainer is gone and nothing is left to do."""
@@ -71,7 +76,7 @@ class Flusher:
             while True:
                 worked = self.round(pool.map)
                 busy = self.spool.jobs() or self._pending()
-                if not busy and not worked and not self._owned():
+                if not worked and not self._owned() and self._hopeless():
                     return
                 if not worked:
                     select.select([wake], [], [], _WAITING_S if busy else _IDLE_S)
@@ -94,6 +99,11 @@ class Flusher:
             if ticket and ticket.state == "pending":
                 found.append((ticket.step, rank, slot))
         return [(rank, slot) for _, rank, slot in sorted(found)]
+
+    def _hopeless(self) -> bool:
+        """Whether nothing can be done: no snapshot waits, every commit lacks lost parts."""
+        late = all(time.time() - job.created_s > GIVE_UP_S for job in self.spool.jobs())
+        return late and not self._pending()
 
     def _owned(self) -> bool:
         """Whether a trainer still lives."""
@@ -130,13 +140,8 @@ class Flusher:
             self._say(done_bytes=self.status.done_bytes + len(view))
             self._pace(len(view))
 
-        memory = map_slot(self.spool.image(rank, slot), file.bytes, create=False)
-        try:
-            with memoryview(memory) as whole:
-                store.put_image(f"{ticket.folder}/{file.name}", whole, file.bytes, passed)
-        finally:
-            memory.close()
-        store.settle(ticket.folder)
+        memory = self._map(rank, slot, file.bytes)
+        store.put_image(f"{ticket.folder}/{file.name}", memory, file.bytes, passed)
         entry = msgspec.structs.replace(file, digests=digests.finish())
         part = msgspec.structs.replace(ticket.part, file=entry)
         body = msgspec.json.encode(part)
@@ -153,17 +158,23 @@ class Flusher:
                     return False
                 store.create(f"{job.folder}/{CLAIM}", claim_note(pid=0))
                 commit(store, job.folder, assemble(job.meta, parts, job.world, job.created_s))
-            for rank in range(job.world):
-                store.remove(f"{job.folder}/{part_name(rank)}")
         except EngineError as error:
             self._say(error=error.what, failures=self.status.failures + 1)
             logger.warning("step %d is not committed yet: %s", job.meta.step, error.what)
             time.sleep(self.options.retry_first_s)
             return False
         self._say(committed_step=job.meta.step, committed=job.folder, error="", writing="")
+        self._tidy(store, job)
         self.spool.write_job(job.folder, None)
         self._supersede(job)
         return True
+
+    def _tidy(self, store: Store, job: CommitJob) -> None:
+        """The manifest says all that the parts said; if they cannot be removed, prune will."""
+        try:
+            store.remove([f"{job.folder}/{part_name(rank)}" for rank in range(job.world)])
+        except EngineError as error:
+            logger.warning("parts of %s stay: %s", job.folder, error.what)
 
     def _remove_dropped(self, job: CommitJob) -> None:
         """No rank writes into the folder of a dropped snapshot any more: leave nothing behind."""
@@ -175,13 +186,11 @@ class Flusher:
         self.spool.forget_dropped(job.folder)
 
     def _supersede(self, done: CommitJob) -> None:
-        """Older commits whose parts were dropped will never be complete."""
+        """Give up older commits that a newer one overtook long ago: a node's part is lost."""
         for job in self.spool.jobs():
-            if job.meta.step < done.meta.step:
-                logger.warning(
-                    "step %d was dropped, step %d is newer", job.meta.step, done.meta.step
-                )
-                self.spool.write_job(job.folder, None)
+            if job.meta.step < done.meta.step and time.time() - job.created_s > OVERTAKEN_S:
+                logger.warning("step %d lacks parts and is given up", job.meta.step)
+                self.spool.drop_job(job.folder)
 
     def _failed(self, key: tuple[int, int], ticket: Ticket, error: EngineError) -> None:
         delay = min(
@@ -207,6 +216,16 @@ class Flusher:
         with self._lock:
             self.status = msgspec.structs.replace(self.status, **changes)
             self.spool.write_status(self.status)
+
+    def _map(self, rank: int, slot: int, size: int) -> memoryview:
+        """A slot's memory, mapped once: mapping it anew costs as much as tens of MiB written."""
+        path = self.spool.image(rank, slot)
+        stat = path.stat()
+        known = self._maps.get((rank, slot))
+        if known is None or known[:2] != (stat.st_ino, stat.st_size):
+            memory = memoryview(map_slot(path, size, create=False))
+            known = self._maps[rank, slot] = (stat.st_ino, stat.st_size, memory)
+        return known[2]
 
     def _store(self, root: str) -> Store:
         if root not in self.stores:

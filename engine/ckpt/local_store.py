@@ -73,7 +73,7 @@ class LocalStore:
         """A small file whole."""
         try:
             with open(self.root / name, "rb") as file:
-                data = file.read(limit + 1)
+                data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -149,15 +149,16 @@ class LocalStore:
         except OSError as error:
             raise self._failed(folder, error) from error
 
-    def remove(self, name: str) -> None:
-        """Unlink and fsync the folder."""
-        path = self.root / name
+    def remove(self, names: Sequence[str]) -> None:
+        """Unlink, then fsync the folders."""
         try:
-            path.unlink(missing_ok=True)
-            if path.parent.is_dir():
-                _sync_folder(path.parent)
+            for name in names:
+                (self.root / name).unlink(missing_ok=True)
+            for parent in {(self.root / name).parent for name in names}:
+                if parent.is_dir():
+                    _sync_folder(parent)
         except OSError as error:
-            raise self._failed(name, error) from error
+            raise self._failed(names[0], error) from error
 
     def remove_folder(self, folder: str) -> None:
         """Delete a folder."""

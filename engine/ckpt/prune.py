@@ -80,7 +80,7 @@ def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
 
 def remove_checkpoint(store: Store, folder: str) -> None:
     """Take back the commit, durably; then delete the data."""
-    store.remove(f"{folder}/{COMMITTED}")
+    store.remove([f"{folder}/{COMMITTED}"])
     store.remove_folder(folder)
 
 

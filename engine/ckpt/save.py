@@ -211,7 +211,6 @@ def commit(store: Store, name: str, manifest: Manifest) -> None:
         raise _lost(store, name, faults[0] if faults else f"{MANIFEST} reads back differently")
     if not store.create(f"{name}/{COMMITTED}", marker):
         raise _lost(store, name, "another writer committed the same folder")
-    store.settle(name)
     if store.get(f"{name}/{COMMITTED}", len(marker)) != marker:
         raise _lost(store, name, f"{COMMITTED} reads back differently")
     logger.info("checkpoint %s/%s committed bytes=%d", store.url, name, manifest.bytes)

@@ -53,8 +53,8 @@ class Store(Protocol):
     def settle(self, folder: str) -> None:
         """Make the names in a folder, and the folder itself, durable."""
 
-    def remove(self, name: str) -> None:
-        """Delete a file, durably; no error if it is gone already."""
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete files, durably; no error if one is gone already."""
 
     def remove_folder(self, folder: str) -> None:
         """Delete a folder and the files in it; no error if it is gone already."""

@@ -116,14 +116,15 @@ class UrlStore:
     def settle(self, folder: str) -> None:
         """Nothing to do: an object that was acknowledged is durable."""
 
-    def remove(self, name: str) -> None:
-        """Delete an object."""
-        try:
-            self._fs.rm_file(self._path(name))
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._failed(name, error) from error
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete objects."""
+        for name in names:
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                raise self._failed(name, error) from error
 
     def remove_folder(self, folder: str) -> None:
         """Delete everything below a folder."""

@@ -34,14 +34,16 @@ class Ranks:
         def body(rank):
             try:
                 results[rank] = work(rank, self.gather(rank))
-            except Exception as error:
+            except BaseException as error:
                 errors[rank] = error
+                self.wall.abort()
 
         threads = [threading.Thread(target=body, args=(r,)) for r in range(self.world)]
         [t.start() for t in threads]
         [t.join() for t in threads]
+        real = [e for e in errors if e and not isinstance(e, threading.BrokenBarrierError)]
         if any(errors):
-            raise next(e for e in errors if e)
+            raise (real or [e for e in errors if e])[0]
         return results
 
 

@@ -97,7 +97,7 @@ def test_removal_takes_the_marker_first(saved):
 
     class Spy:
         url = store.url
-        remove = staticmethod(lambda name: calls.append(name))
+        remove = staticmethod(lambda names: calls.extend(names))
         remove_folder = staticmethod(lambda name: calls.append(name))
 
     from engine.ckpt.prune import remove_checkpoint
