@@ -157,7 +157,11 @@ def _cut(data: bytes, size: int) -> str:
 
 def _line_decoder(key: str) -> Any:
     """A function from a line to the text under a key; other keys are skipped unread."""
-    line: Any = msgspec.defstruct("Line", [("text", str)], rename={"text": key})
+    try:
+        line: Any = msgspec.defstruct("Line", [("text", str)], rename={"text": key})
+    except ValueError:  # a key with quotes or backslashes
+        slow = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        return lambda data: msgspec.json.decode(slow.decode(data).get(key, b"null"), type=str)
     decoder = msgspec.json.Decoder(line)
     return lambda data: decoder.decode(data).text
 

@@ -19,6 +19,8 @@ _ZSTD_WINDOW = 1 << 27
 _GROWTH = 1000
 """Text shrinks to a tenth at most; gzip cannot pass 1032."""
 _GROWTH_FROM = 64 << 20
+_ZSTD_INPUT = 2 << 10
+"""Decoded at a time: the densest valid data makes 64 MiB of it."""
 
 
 class _Limited(io.RawIOBase):
@@ -34,7 +36,10 @@ class _Limited(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with what comes next; 0 at the end."""
-        data = self._decoder.read(len(buffer))
+        try:
+            data = self._decoder.read(len(buffer))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _damaged(self._file, error) from error
         self._left -= len(data)
         if self._left < 0:
             raise RecipeError(
@@ -57,20 +62,13 @@ def open_stream(file: SourceFile) -> Iterator[io.BufferedIOBase]:
                 decoder = stack.enter_context(gzip.GzipFile(fileobj=raw))
                 yield io.BufferedReader(_Limited(decoder, file), _BUFFER)
             elif file.compression == "zst":
-                decoder = stack.enter_context(_zstd(raw))
-                yield io.BufferedReader(_Limited(decoder, file), _BUFFER)
+                yield io.BufferedReader(_Limited(_ZstdFrames(raw), file), _BUFFER)
             else:
                 yield raw  # type: ignore[misc]
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(file, error) from error
     except OSError as error:
         raise RecipeError(
             f"{file.shown}: {error.strerror or error}", remedy="check that the file can be read"
         ) from error
-    except RuntimeError as error:
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise _damaged(file, error) from error
 
 
 def open_raw(file: SourceFile) -> IO[bytes]:
@@ -83,15 +81,45 @@ def open_raw(file: SourceFile) -> IO[bytes]:
     return opened
 
 
-def _zstd(raw: IO[bytes]) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingError(
-            "reading .zst files needs the package zstandard", remedy="pip install zstandard"
-        ) from error
-    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    return decoder.stream_reader(raw, read_across_frames=True)
+class _ZstdFrames:
+    """Decodes one zstd frame after another; a last frame that is cut short raises EOFError.
+
+    The package's own stream reader takes a cut for the end.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise MissingError(
+                "reading .zst files needs the package zstandard", remedy="pip install zstandard"
+            ) from error
+        self._raw, self._error = raw, zstandard.ZstdError
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        self._frame: Any = None
+        self._input = self._output = b""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` decoded bytes; none at the end."""
+        while not self._output:
+            self._input = self._input or self._raw.read(_ZSTD_INPUT)
+            if not self._input:
+                if self._frame is not None:
+                    raise EOFError("the last frame is cut short")
+                return b""
+            self._decode()
+        data, self._output = self._output[:size], self._output[size:]
+        return data
+
+    def _decode(self) -> None:
+        self._frame = self._frame or self._decoder.decompressobj()
+        try:
+            self._output = self._frame.decompress(self._input)
+        except self._error as error:
+            raise EOFError(str(error)) from error
+        self._input = b""
+        if self._frame.eof:
+            self._input, self._frame = self._frame.unused_data, None
 
 
 def _damaged(file: SourceFile, error: Exception) -> RecipeError:
