@@ -48,7 +48,7 @@ def _profile(name: str, field: str, spread: float, is_share: bool = False) -> Kn
     return Knob("profiles", name, field, spread, is_share)
 
 
-FITTED_SYSTEMS = [name for name in START.profiles if name != "msctl"]
+FITTED_SYSTEMS = [name for name in START.profiles if name not in ("msctl", "megatron-flash")]
 OVERLAPPING = ("megascale", "nemo", "megatron-core", "fsdp", "internevo")
 
 KNOBS = [

@@ -23,11 +23,11 @@ _KERNELS: dict[str, tuple[tuple[float, float], ...]] = {
 """Share of the 16-bit peak of (forward, backward) on Volta, Ampere, Hopper and Blackwell."""
 
 
-_EAGER_RMSNORM_BYTES = 24.0
-"""Per element: to fp32 (2+4), square and mean (4+4), scale (4+4), to 16 bits and weight (2)."""
+_EAGER_RMSNORM_BYTES = 36.0
+"""Per element, read + written: to fp32 2+4, square 4+4, mean 4, scale 4+4, to bf16 4+2, weight 2+2."""
 
-_EAGER_ROTARY_BYTES = 16.0
-"""Per element of q and k: halves split, negated, multiplied by cosine and sine, added."""
+_EAGER_ROTARY_BYTES = 18.0
+"""Per element of q and k: times cosine 2+2, rotated 2+2, times sine 2+2, added 4+2."""
 
 
 class LayerCost(NamedTuple):

@@ -11,6 +11,7 @@ import msgspec
 
 from engine.errors import RecipeError
 from engine.plan.setup import Experts
+from engine.spec.load import load_recipe
 from engine.spec.model import ModelSpec
 from engine.spec.presets import MODELS, model_preset
 from engine.spec.recipe import Recipe
@@ -43,9 +44,10 @@ def load_model(name: str) -> Source:
             f"--model {name}: neither a preset nor a file",
             remedy=f"use one of {', '.join(MODELS)}, a config.json, or a recipe",
         )
-    data = _read(path)
     if path.suffix == ".toml":
-        return _from_recipe(path, data)
+        recipe = load_recipe(path)
+        return Source(recipe.model, None, (), recipe)
+    data = _read(path)
     try:
         config = msgspec.json.decode(data, type=dict[str, object])
     except msgspec.MsgspecError as error:
@@ -70,18 +72,6 @@ def _read(path: Path) -> bytes:
             remedy="give the config.json of a model, not its weights",
         )
     return data
-
-
-def _from_recipe(path: Path, data: bytes) -> Source:
-    try:
-        recipe = msgspec.toml.decode(data, type=Recipe)
-    except msgspec.MsgspecError as error:
-        raise RecipeError(
-            f"{path}: {error}", remedy="correct the key named above; docs/reference/recipe.md"
-        ) from None
-    except ValueError as error:  # the TOML parser's own error
-        raise RecipeError(f"{path}: not TOML: {error}", remedy="correct the line named") from None
-    return Source(recipe.model, None, (), recipe)
 
 
 def from_config(config: Config, *, where: str) -> tuple[ModelSpec, Experts | None, tuple[str, ...]]:

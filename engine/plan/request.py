@@ -102,24 +102,6 @@ def prepare(request: Request) -> Prepared:
     return Prepared(job, gpus, _space(sets, job), tuple(notes))
 
 
-def load_cluster(name: str) -> ClusterSpec:
-    """A preset or a TOML file with the keys of a recipe's [cluster] section."""
-    if name in CLUSTERS:
-        return CLUSTERS[name]
-    path = Path(name)
-    if not path.is_file():
-        raise RecipeError(
-            f"--cluster {name}: neither a preset nor a file",
-            remedy=f"use one of {', '.join(CLUSTERS)}, or a TOML file",
-        )
-    if path.stat().st_size > _LARGEST_FILE:
-        raise RecipeError(f"{path}: too large for a cluster file", remedy="give a cluster's TOML")
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=ClusterSpec)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise RecipeError(f"{path}: {error}", remedy="correct the key named above") from None
-
-
 def _cluster(request: Request, source: Source, notes: list[str]) -> ClusterSpec:
     if request.cluster:
         return load_cluster(request.cluster)
