@@ -24,6 +24,8 @@ class Waiting(NamedTuple):
     """No dump and no heartbeat where others have one: this is evidence."""
     parted_from: frozenset[int] = frozenset()
     """Members of the group it waits in that have already passed this point."""
+    lost: bool = False
+    """It waits, but the input does not tell for whom: no culprit, no edge."""
 
 
 class Graph(NamedTuple):
@@ -49,7 +51,8 @@ def wait_graph(states: Mapping[int, Waiting], world: Iterable[int]) -> Graph:
     for rank, targets in waits.items():
         for target in targets:
             waited_by[target].add(rank)
-    sinks = [r for r in members if not waits[r] and waited_by[r]]
+    lost = {r for r, state in states.items() if state.lost}
+    sinks = [r for r in members if not waits[r] and waited_by[r] and r not in lost]
     reach = {sink: len(_upstream(sink, waited_by)) for sink in sinks}
     distance = _distances(sinks, waited_by)
     rings: dict[int, int] = defaultdict(int)
@@ -94,7 +97,7 @@ def _parted(
     unplaced: tuple[int, ...],
     waits: Mapping[int, frozenset[int]],
 ) -> tuple[int, ...]:
-    """The ranks whose calls parted: whoever waits for a member that has gone past, and that member."""
+    """The ranks whose calls parted: who waits for a member that has gone past, and it."""
     passed = [r for r in sorted(states) if states[r].parted_from]
     if passed:
         oldest = max(passed, key=lambda r: (states[r].age_s, -r))

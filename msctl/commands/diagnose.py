@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 from engine.diagnose.finding import Report, Times
-from engine.diagnose.jobs import find_run
 from engine.diagnose.parts import LABELS
-from engine.diagnose.run import diagnose_run
 from engine.errors import TraceError
 from engine.units import show_ratio, show_seconds
 from msctl.flags import command_flags, complete_run
@@ -17,11 +15,18 @@ from msctl.ui import Ui
 _RANKS_SHOWN = 8
 
 
+def _place(name: str, text: str) -> object:
+    return typer.Option(name, metavar="PATH", help=text)
+
+
 @command_flags
 def diagnose(
     ui: Ui,
     run: Annotated[
-        Path | None, typer.Argument(help="Run folder.", autocompletion=complete_run)
+        Path | None,
+        typer.Argument(
+            help="Run folder, or a folder of a foreign job.", autocompletion=complete_run
+        ),
     ] = None,
     job: Annotated[
         str | None, typer.Option("--job", help="A run by id, unique prefix, name, or `last`.")
@@ -30,22 +35,53 @@ def diagnose(
     last: Annotated[
         int | None, typer.Option("--last", min=3, help="Only this many newest steps (default all).")
     ] = None,
+    logs: Annotated[Path | None, _place("--logs", "Logs of any framework, in any split.")] = None,
+    fr: Annotated[Path | None, _place("--fr", "Flight-recorder dumps, pickle or JSON.")] = None,
+    traces: Annotated[Path | None, _place("--traces", "Traces of torch.profiler.")] = None,
+    heartbeats: Annotated[Path | None, _place("--heartbeats", "Heartbeats, JSON lines.")] = None,
+    dmesg: Annotated[Path | None, _place("--dmesg", "Kernel logs.")] = None,
+    stacks: Annotated[Path | None, _place("--stacks", "Stacks: py-spy or faulthandler.")] = None,
+    ras: Annotated[Path | None, _place("--ras", "Output of NCCL RAS, text or JSON.")] = None,
+    segments: Annotated[Path | None, _place("--segments", "Timed segments, JSON lines.")] = None,
 ) -> None:
     """Say where a run's time went and what is wrong with it.
 
-    Prints a verdict (who, why, what next) and the parts of an average step. Exit code 0: healthy,
-    4: the verdict is bad, 3: the input cannot be read.
+    Takes a run of msctl, or what a job of any framework left behind. Prints a verdict (who, why,
+    what next) and, for a run, the parts of an average step. Exit code 0: healthy, 4: the verdict is
+    bad, 3: the input cannot be read.
 
-    Examples:
+    *Examples*
+
     - `msctl diagnose --job last`
     - `msctl diagnose runs/tiny --last 50`
+    - `msctl diagnose --logs logs --fr dumps --dmesg dmesg.log`
     """
-    if (run is None) == (job is None):
+    from engine.diagnose.foreign import Inputs, diagnose_foreign, inputs_of
+    from engine.diagnose.jobs import find_run, is_run
+    from engine.diagnose.run import diagnose_run
+
+    inputs = Inputs(logs, fr, traces, heartbeats, dmesg, stacks, ras, segments)
+    foreign = any(place is not None for place in inputs)
+    if sum((run is not None, job is not None, foreign)) != 1:
         raise TraceError(
-            "no run named" if run is None else "a run folder and --job were both given",
-            remedy="name a run folder, or --job last",
+            "name one job: a folder, --job, or the inputs of a foreign job",
+            remedy="name a run folder, or --job last, or --logs DIR",
         )
-    report = diagnose_run(run if run is not None else find_run(job or "last", runs), last=last)
+    if job is not None:
+        run = find_run(job, runs)
+    if run is not None and is_run(run):
+        report = diagnose_run(run, last=last)
+    else:
+        if run is not None and not run.is_dir():
+            raise TraceError(f"{run}: no such folder", remedy="name a run folder, or --job last")
+        with ui.progress("reading", 1.0) as advance:
+            shown = [0.0]
+
+            def on_progress(share: float) -> None:
+                advance(share - shown[0])
+                shown[0] = share
+
+            report = diagnose_foreign(inputs_of(run) if run else inputs, on_progress=on_progress)
     ui.result(report, show_report)
     ui.exit(report.verdict.state in ("degraded", "faulty"))
 

@@ -1,0 +1,144 @@
+"""Hangs of foreign jobs: dumps, heartbeats and stacks joined into one wait-for graph."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from engine.diagnose.categories import next_step
+from engine.diagnose.finding import Evidence, Finding
+from engine.diagnose.hang import find_hang
+from engine.diagnose.readers.beats import Beat, beat_waits
+from engine.diagnose.readers.flight import Dump
+from engine.diagnose.readers.flightwaits import flight_waits, mismatches
+from engine.diagnose.readers.job import Job
+from engine.diagnose.readers.ras import Ras
+from engine.diagnose.readers.stacks import Stack, merge
+from engine.diagnose.waits import Waiting
+
+
+def hang_findings(
+    job: Job, dumps: Iterable[Dump], beats: Mapping[int, Beat], stacks: Mapping[int, Stack]
+) -> list[Finding]:
+    """What the waits say, with the stack of whoever is stuck as evidence."""
+    recorded = tuple(dumps)
+    states = join(flight_waits(recorded, job.members), beat_waits(beats, job), stacks)
+    world = set(range(job.world)) | set(states)
+    for dump in recorded:
+        for _, members in dump.groups.values():
+            world |= set(members)
+    sources = [
+        name
+        for name, there in (("dumps", recorded), ("heartbeats", beats), ("stacks", stacks))
+        if there
+    ]
+    found = find_hang(states, world, source=" and ".join(sources)) if states else []
+    found = [_with_stacks(finding, stacks) for finding in found]
+    waiting = any(state.waits_for for state in states.values())
+    return found + ([_mismatch(recorded)] if waiting and mismatches(recorded) else [])
+
+
+def join(
+    flight: Mapping[int, Waiting], beats: Mapping[int, Waiting], stacks: Mapping[int, Stack]
+) -> dict[int, Waiting]:
+    """One state a rank: open calls of the dump first, else the heartbeat, else the stack."""
+    states: dict[int, Waiting] = {}
+    for rank in set(flight) | set(beats) | set(stacks):
+        dump, beat, stack = flight.get(rank), beats.get(rank), stacks.get(rank)
+        if dump is not None and dump.waits_for:
+            state = dump
+            if beat is not None and beat.waits_for:
+                at = f"{beat.at} ({dump.at})"
+                state = dump._replace(at=at, parted_from=beat.parted_from, age_s=beat.age_s)
+        elif beat is not None:
+            state = beat
+        elif dump is not None:
+            state = dump
+        elif stack is not None:
+            state = Waiting(rank, frozenset(), stack.own, 0.0, stack.file)
+        else:
+            continue
+        idle = not state.waits_for and not state.silent and (beat is None or state.lost)
+        if idle and stack is not None and stack.in_communication:
+            state = state._replace(lost=True, at=str(stack.frames[0]))
+        states[rank] = state
+    return states if flight or beats else {}
+
+
+def _with_stacks(finding: Finding, stacks: Mapping[int, Stack]) -> Finding:
+    """Add where the culprits stand in their code, and where the others stand."""
+    rows = []
+    for rank in finding.ranks[:8]:
+        stack = stacks.get(rank)
+        if stack is not None:
+            rows.append(Evidence(file=stack.file, rank=rank, text=f"stack: {stack.own}"))
+    if not rows:
+        return finding
+    here = merge(stacks)
+    picture = "; ".join(f"{len(ranks)} at {where}" for where, ranks in list(here.items())[:3])
+    return msgspec.structs.replace(
+        finding,
+        evidence=tuple(rows) + finding.evidence,
+        why=f"{finding.why}; stacks: {picture}",
+    )
+
+
+def _mismatch(dumps: tuple[Dump, ...]) -> Finding:
+    """The first collective that members of a group called by different names or sizes."""
+    group, seq, names = mismatches(dumps)[0]
+    ranks = tuple(sorted(sorted(names.values(), key=len)[0]))
+    listed = "; ".join(
+        f"{what}: rank {', '.join(map(str, who[:8]))}" for what, who in names.items()
+    )
+    file = next((d.file for d in dumps if d.rank in ranks), "")
+    return Finding(
+        kind="hang",
+        category="desync",
+        ranks=ranks,
+        confidence=0.9,
+        source="dumps",
+        what=f"call {seq} of group {group} differs between ranks",
+        why=listed[:500],
+        evidence=(Evidence(file=file, rank=ranks[0], text=listed[:300]),),
+        next=next_step("desync"),
+    )
+
+
+def ras_findings(reports: Iterable[tuple[str, Ras]]) -> list[Finding]:
+    """Ranks that RAS shows behind their communicator, and processes that do not answer."""
+    found = []
+    for file, report in reports:
+        for lag in report.lags:
+            counts = ", ".join(f"{n} at operation {op}" for op, n in lag.counts)
+            found.append(
+                Finding(
+                    kind="hang",
+                    category="rank_blocked" if lag.behind else "unknown_hang",
+                    ranks=lag.behind[:64],
+                    nodes=(lag.node,) if lag.node and lag.behind else (),
+                    confidence=0.8 if lag.behind else 0.5,
+                    source="RAS",
+                    what=f"rank {', '.join(map(str, lag.behind[:8]))} is behind in communicator "
+                    f"{lag.communicator}"
+                    if lag.behind
+                    else "ranks of a communicator differ",
+                    why=counts,
+                    evidence=(Evidence(file=file, line=lag.line, text=counts),),
+                    next=next_step("rank_blocked"),
+                )
+            )
+        for node, gpu, line in report.dead:
+            found.append(
+                Finding(
+                    kind="crash",
+                    category="crash",
+                    nodes=(node,),
+                    device=f"GPU {gpu}",
+                    confidence=0.7,
+                    source="RAS",
+                    what=f"a process of GPU {gpu} on {node} is gone",
+                    why="it does not answer NCCL's RAS",
+                    evidence=(Evidence(file=file, line=line, text=f"{node} GPU {gpu}"),),
+                    next=next_step("crash"),
+                )
+            )
+    return found

@@ -1,0 +1,153 @@
+"""Second cut: every hit as a claim of a rank or node, weighed by what followed it.
+
+An error after which the same rank goes on training was survived; a line that only talks about
+errors is advice. Both stay visible but cannot be the cause while anything else is there.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.diagnose.logs.places import (
+    Place,
+    gpu_in,
+    is_progress,
+    node_in,
+    peer_in,
+    place_of,
+    rank_in,
+    ranks_listed,
+)
+from engine.diagnose.logs.rules import RULES, WAKE
+from engine.diagnose.logs.scan import FileScan, Hit
+
+_AFTER = 1 << 18
+"""Bytes after a hit that are searched for progress."""
+_PID = re.compile(r"\bpid[ =:]+(\d{2,8})\b|^\S+?:(\d{2,8}):\d+ \[\d+\]", re.MULTILINE)
+_HOST = re.compile(
+    r"\b(?:node|host(?:name)?)[ =:]+([\w.-]{1,62})|^([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\]",
+    re.MULTILINE,
+)
+_WORLD = re.compile(r"\b(?:world(?:_size)?|nranks|num_processes)[ =:]+(\d{1,7})\b")
+
+
+class Claim(NamedTuple):
+    """One line that shows a cause or a wake, and who it speaks of."""
+
+    category: str
+    weight: float
+    rank: int | None
+    """The rank that says it, by its file or by the line."""
+    named: tuple[int, ...]
+    """Ranks that the line names as concerned."""
+    node: str
+    device: str
+    file: str
+    line: int
+    text: str
+    kernel: bool
+
+
+class Source(NamedTuple):
+    """One log file with its place and what its head says."""
+
+    scan: FileScan
+    place: Place
+    pids: tuple[int, ...]
+    host: str
+    world: int
+
+
+def source_of(scan: FileScan, root: Path) -> Source:
+    """Place, process ids, host and world size of a file."""
+    place = place_of(scan.path, root)
+    pids = (
+        tuple(int(a or b) for a, b in _PID.findall(scan.head)[:4]) if place.rank is not None else ()
+    )
+    host = _HOST.search(scan.head)
+    world = _WORLD.search(scan.head)
+    name = place.node or ((host[1] or host[2]) if host and not place.kernel else "")
+    return Source(scan, place, pids, name, int(world[1]) if world else 0)
+
+
+def claims_of(source: Source) -> list[Claim]:
+    """All hits of a file as claims, in the order of lines."""
+    claims = []
+    for row, hits in source.scan.hits.items():
+        for number, hit in enumerate(hits):
+            claims.append(_claim(source, row, hit, check=number < 4))
+    return sorted(claims, key=lambda claim: claim.line)
+
+
+def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
+    rule, place = RULES[row], source.place
+    said = rank_in(hit.text) if not place.kernel else None
+    rank = place.rank if place.rank is not None else said
+    weight = float(rule.strength)
+    if rule.category != WAKE:
+        if hit.advice and rule.strength < 3:
+            weight -= 0.5
+        asked = check and not rule.lasting and not place.kernel
+        if hit.advice and _is_remark(hit.text):
+            weight = 0.1
+        elif place.kernel:
+            weight += 0.25
+        elif asked and _went_on(source.scan, hit, rank):
+            weight = 0.1
+        if _ECHO.search(hit.text):
+            weight -= 0.4
+    named = ranks_listed(hit.named["rank"]) if "rank" in hit.named else ()
+    named += ranks_listed(hit.named["ranks"]) if "ranks" in hit.named else ()
+    if place.rank is None and said is not None and rule.category not in ("desync", "rank_blocked"):
+        named += (said,)
+    pid = (hit.named.get("pid") or hit.named.get("reaped") or "").split(",")[0].strip()
+    device = _bus(hit.named.get("gpu", "")) or (f"pid {pid}" if pid else "") or gpu_in(hit.text)
+    peer = peer_in(hit.text) if rule.category == "net_unreachable" else ""
+    node = peer or node_in(hit.text) or source.host or place.node
+    return Claim(
+        rule.category, weight, rank, named, node, device, str(source.scan.path), hit.line, hit.text,
+        place.kernel,
+    )  # fmt: skip
+
+
+def _bus(text: str) -> str:
+    """A PCI address in one form: `PCI:0000:a1:00` as `0000:a1:00.0`."""
+    address = text.lower().removeprefix("pci:")
+    return f"{address}.0" if address.count(":") == 2 and "." not in address else address
+
+
+_REMARK = re.compile(
+    r"\bhint\b|\bcaught (?:a |an )?[\w.]+|\brun ?book\b|\btrying \d|\bignored?\b", re.I
+)
+
+
+_ECHO = re.compile(r"(?:^|[\]:)|])\s{4,}(?:raise|return|assert|self\.|[\w.]+\(|\w+ = )")
+"""A source line that a traceback quotes: the line with the exception says more."""
+
+
+def _is_remark(text: str) -> bool:
+    """Advice or a caught error: the line itself says that nothing ended here."""
+    return _REMARK.search(text) is not None
+
+
+def _went_on(scan: FileScan, hit: Hit, rank: int | None) -> bool:
+    """Whether the rank reports progress after the hit."""
+    if scan.path.suffix in (".gz", ".zst"):
+        return False
+    try:
+        with scan.path.open("rb") as file:
+            file.seek(hit.offset)
+            after = file.read(_AFTER)
+    except OSError:
+        return False
+    for line in after.split(b"\n")[1:]:
+        text = line[:512].decode(errors="replace")
+        if is_progress(text) and (rank_in(text) in (None, rank) or rank is None):
+            return True
+    return False
+
+
+def pid_ranks(sources: Iterable[Source]) -> dict[int, int]:
+    """Process id -> rank, where a rank's log tells it at its start."""
+    return {pid: s.place.rank for s in sources for pid in s.pids if s.place.rank is not None}

@@ -1,0 +1,67 @@
+"""Read all logs of a job: over several processes when there is much of it, with progress."""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from engine.diagnose.logs.scan import FileScan, Scanner
+from engine.diagnose.logs.triage import Triage, triage
+
+_ALONE = 256 << 20
+"""Below so many bytes starting processes costs more than it saves."""
+_SKIP = frozenset({"truth.json", "README.md", "answers.jsonl", "job.json"})
+_BATCH = 64
+
+
+def read_logs(
+    places: Iterable[Path], *, on_progress: Callable[[float], None] = lambda share: None
+) -> tuple[Triage, int, list[tuple[str, str]]]:
+    """Triage of every log below the places: (what they say, files read, what could not be read)."""
+    roots = list(places)
+    paths = [path for root in roots for path in log_files(root)]
+    sizes = [_size(path) for path in paths]
+    scans: list[FileScan] = []
+    total = max(1, sum(sizes))
+    done = 0
+    for batch in _scanned(paths, total):
+        scans += batch
+        done += sum(scan.size for scan in batch)
+        on_progress(min(1.0, done / total))
+    faults = [(str(scan.path), fault) for scan in scans for fault in scan.faults]
+    root = roots[0] if roots[0].is_dir() else roots[0].parent
+    return triage(scans, root), len(scans), faults
+
+
+def log_files(root: Path) -> list[Path]:
+    """The log files below a place; a file is itself."""
+    if root.is_file():
+        return [root]
+    found = sorted(p for p in root.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return [p for p in found if p.name not in _SKIP]
+
+
+def _scanned(paths: list[Path], total: int) -> Iterable[list[FileScan]]:
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    batches = [paths[i : i + _BATCH] for i in range(0, len(paths), _BATCH)]
+    if total < _ALONE or cores < 2 or len(batches) < 2:
+        scanner = Scanner()
+        yield from ([scanner.scan(path) for path in batch] for batch in batches)
+        return
+    with ProcessPoolExecutor(min(cores, 16)) as pool:
+        yield from pool.map(scan_batch, batches)
+
+
+def scan_batch(paths: list[Path]) -> list[FileScan]:
+    """Scan some files in a process of their own."""
+    scanner = Scanner()
+    return [scanner.scan(path) for path in paths]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,107 @@
+"""Open what somebody else wrote: plain, .gz or .zst, any size, any encoding, within bounds.
+
+Nothing is read whole. A compressed file may grow to `EXPANDED_LIMIT` and no further, so that a
+bomb costs seconds and not the disk. Text in UTF-16 is turned into UTF-8 on the way.
+"""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+CHUNK = 1 << 16
+EXPANDED_LIMIT = 8 << 30
+"""Most bytes that one compressed file may yield."""
+_RATIO_LIMIT = 1000
+"""Text logs compress 5 to 50 times; a thousand times is a bomb."""
+
+
+class FileFault(Exception):
+    """A file that cannot be read further; what was read before stays valid."""
+
+
+def read_chunks(path: Path, *, chunk: int = CHUNK) -> Iterator[bytes]:
+    """The bytes of a file, decompressed, UTF-16 as UTF-8; FileFault says why it ends early."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            head = file.read(4)
+            file.seek(0)
+            if head[:2] == b"\x1f\x8b":
+                yield from _decoded(_gunzip(path, chunk))
+            elif head == b"\x28\xb5\x2f\xfd":
+                yield from _decoded(_unzstd(path, chunk))
+            elif head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                yield from _decoded(iter(lambda: file.read(chunk), b""))
+            else:
+                while piece := file.read(chunk):
+                    yield piece
+    except OSError as error:
+        raise FileFault(f"cannot be read: {error.strerror or error}") from None
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """A whole file of at most `limit` bytes after decompression; FileFault if it is larger."""
+    pieces, total = [], 0
+    for piece in read_chunks(path, chunk=1 << 20):
+        total += len(piece)
+        if total > limit:
+            raise FileFault(f"is larger than the {limit} bytes that are read of such a file")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether the first bytes are no text in any encoding that logs come in."""
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return False
+    sample = head[:4096]
+    if not sample:
+        return False
+    odd = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 for byte in sample)
+    return odd > 0.1 * len(sample)
+
+
+def _gunzip(path: Path, chunk: int) -> Iterator[bytes]:
+    size, total = max(1, path.stat().st_size), 0
+    try:
+        with gzip.open(path, "rb") as file:
+            while piece := file.read(chunk):
+                total += len(piece)
+                _bound(total, size)
+                yield piece
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileFault(f"compressed data ends early or is damaged: {error}") from None
+
+
+def _unzstd(path: Path, chunk: int) -> Iterator[bytes]:
+    import zstandard
+
+    size, total = max(1, path.stat().st_size), 0
+    try:
+        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+            while piece := reader.read(chunk):
+                total += len(piece)
+                _bound(total, size)
+                yield piece
+    except zstandard.ZstdError as error:
+        raise FileFault(f"compressed data ends early or is damaged: {error}") from None
+
+
+def _bound(total: int, size: int) -> None:
+    if total > EXPANDED_LIMIT or (total > 64 << 20 and total > _RATIO_LIMIT * size):
+        raise FileFault(f"expands to more than {total} bytes from {size}: not read further")
+
+
+def _decoded(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Pieces as UTF-8 if they start with a UTF-16 mark, else as they are."""
+    first = next(pieces, b"")
+    if first[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        if first:
+            yield first
+        yield from pieces
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+    yield decoder.decode(first).encode()
+    for piece in pieces:
+        yield decoder.decode(piece).encode()

@@ -1,0 +1,162 @@
+"""Flight-recorder dumps of PyTorch: pickle 2.9 (NCCL) and 2.10, and the JSON dumper's form.
+
+What a rank has enqueued and finished, group by group. NCCL dumps name members in `pg_config`;
+gloo dumps do not, never move an entry past `scheduled` (only `retired` tells) and record no
+send or receive.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.diagnose.readers.files import FileFault, read_limited
+from engine.diagnose.readers.unpickle import load_plain
+
+_SIZE_LIMIT = 512 << 20
+_RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|gz|trace|dump))*$")
+_PEER = re.compile(r"(?:send|recv)\w* (\d+)(?:->|<-)(\d+)")
+
+
+class Call(NamedTuple):
+    """One recorded operation that has not finished."""
+
+    order: int
+    group: str
+    seq: int
+    name: str
+    point_to_point: bool
+    peer: int | None
+    """Index in the group of the other side."""
+    sizes: str
+    frames: tuple[str, ...]
+
+
+class Dump(NamedTuple):
+    """What one rank's dump says."""
+
+    rank: int
+    file: str
+    groups: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Group name -> description and members, where the dump has them."""
+    enqueued: Mapping[str, int]
+    completed: Mapping[str, int]
+    pending: tuple[Call, ...]
+    finished: Mapping[tuple[str, int], str]
+    """(group, number) -> operation and sizes of recorded finished collectives."""
+
+
+def dump_rank(path: Path) -> int | None:
+    """The rank that a file name ends with: `_dump_12`, `rank_3.json`, `nccl_trace_rank_7`."""
+    found = _RANK.search(path.name)
+    return int(found[1]) if found else None
+
+
+def read_dump(path: Path, rank: int) -> Dump:
+    """Read one dump of either form; FileFault says why not."""
+    data = read_limited(path, _SIZE_LIMIT)
+    if not data:
+        raise FileFault("is empty")
+    value = _json(data) if data.lstrip()[:1] == b"{" else load_plain(data)
+    if not isinstance(value, dict) or not isinstance(value.get("entries", []), list):
+        raise FileFault("is no flight-recorder dump: no `entries` list")
+    try:
+        return _dump(path, rank, value)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise FileFault(f"is no flight-recorder dump: {type(error).__name__} {error}") from None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFault(f"is no JSON: {error}") from None
+
+
+def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
+    entries = [e for e in value.get("entries", []) if isinstance(e, dict)]
+    groups = {}
+    for name, config in (value.get("pg_config") or {}).items():
+        if name != "":
+            groups[str(name)] = (str(config.get("desc", "")), _members(config.get("ranks")))
+    local = _local_names(entries, groups, value.get("pg_status") or {})
+    enqueued: dict[str, int] = {}
+    completed: dict[str, int] = {}
+    for number, status in (value.get("pg_status") or {}).items():
+        name = local.get(str(number))
+        if name is not None:
+            enqueued[name] = _int(status.get("last_enqueued_collective"))
+            completed[name] = _int(status.get("last_completed_collective"))
+    pending, finished = [], {}
+    for order, entry in enumerate(entries):
+        call = _call(order, entry)
+        if groups.get(call.group) is None:
+            groups[call.group] = (_description(entry), ())
+        if _is_finished(entry):
+            if not call.point_to_point:
+                finished[call.group, call.seq] = f"{call.name} {call.sizes}"
+                completed[call.group] = max(completed.get(call.group, 0), call.seq)
+        else:
+            pending.append(call)
+        if not call.point_to_point:
+            enqueued[call.group] = max(enqueued.get(call.group, 0), call.seq)
+            completed.setdefault(call.group, call.seq - 1)
+    return Dump(rank, str(path), groups, enqueued, completed, tuple(pending), finished)
+
+
+def _call(order: int, entry: Mapping[str, Any]) -> Call:
+    point = bool(entry.get("is_p2p"))
+    name = str(entry.get("profiling_name", ""))[:200]
+    peer = None
+    found = _PEER.search(name)
+    if found is not None:
+        peer = int(found[2])
+    seq = _int(entry.get("p2p_seq_id" if point else "collective_seq_id"))
+    group = entry.get("process_group") or ["?", ""]
+    frames = tuple(
+        f"{f.get('filename', '')}:{f.get('line', '')} {f.get('name', '')}"
+        for f in (entry.get("frames") or [])[:12]
+        if isinstance(f, dict)
+    )
+    sizes = str(entry.get("input_sizes", ""))[:200]
+    return Call(order, str(group[0]), seq, name, point, peer, sizes, frames)
+
+
+def _is_finished(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _description(entry: Mapping[str, Any]) -> str:
+    group = entry.get("process_group") or []
+    return str(group[1]) if len(group) > 1 else ""
+
+
+def _members(value: Any) -> tuple[int, ...]:
+    """`[0, 2]`, as text or as a list."""
+    if isinstance(value, str):
+        return tuple(int(n) for n in re.findall(r"\d+", value)[: 1 << 20])
+    return tuple(int(n) for n in value or ())
+
+
+def _int(value: Any) -> int:
+    return int(value) if value is not None else -1
+
+
+def _local_names(
+    entries: Iterable[Mapping[str, Any]], groups: Mapping[str, Any], status: Mapping[str, Any]
+) -> dict[str, str]:
+    """Local group number (`pg_status`) -> group name.
+
+    Entries carry both. Where a rank recorded nothing, both lists are in the order in which the
+    groups were made, so they are laid side by side.
+    """
+    seen = {str(e["pg_id"]): str(e["process_group"][0]) for e in entries if e.get("process_group")}
+    names = [n for n in groups if n.isdigit()]
+    numbers = [n for n in map(str, status) if n.isdigit()]
+    if len(names) == len(groups) == len(numbers):
+        aligned = dict(zip(sorted(numbers, key=int), sorted(names, key=int), strict=True))
+        if all(aligned.get(number) == name for number, name in seen.items()):
+            return aligned
+    return seen
