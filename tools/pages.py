@@ -33,8 +33,8 @@ def recipe_page() -> str:
         *_prose(
             "A recipe is one TOML file. Values come from defaults, then from a section's `preset`, "
             "then from the file, then from `--set KEY=VALUE`, which is repeatable and takes any "
-            "key below by its dotted name. Unknown keys are refused. `recipes/recipe.schema.json` is "
-            "the JSON Schema for editors."
+            "key below by its dotted name. Unknown keys are refused. "
+            "`recipes/recipe.schema.json` is the JSON Schema for editors."
         ),
         "",
         "## At the top",
@@ -78,8 +78,8 @@ def events_page() -> str:
         _MADE.format(source="`engine/events/schema.py`"),
         *_prose(
             f"Schema version {VERSION}. A rank appends one JSON object a line to "
-            "`events/rank-NNNNN.jsonl` of its run; the planner's simulated runs have the same form. A "
-            "last line without an end is what a crash leaves, and is skipped by readers; any "
+            "`events/rank-NNNNN.jsonl` of its run; the planner's simulated runs have the same "
+            "form. A last line without an end is what a crash leaves, and is skipped by readers; any "
             "other line that is no event is an error."
         ),
         "",
@@ -106,8 +106,8 @@ def cli_page() -> str:
         _MADE.format(source="`msctl/`"),
         *_prose(
             "Every command takes `--json`, `-q`/`--quiet` and `-v`/`--verbose`, before or after "
-            "its name, and `-h`/`--help`. The result goes to stdout, everything else to stderr; in a "
-            "pipe, tables are tab-separated. Exit codes are on [their own page](exit-codes.md)."
+            "its name, and `-h`/`--help`. The result goes to stdout, everything else to stderr; "
+            "in a pipe, tables are tab-separated. Exit codes are on [their own page](exit-codes.md)."
         ),
     ]
     for path, line, function in commands():

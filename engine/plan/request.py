@@ -6,7 +6,6 @@ Unknown inputs are filled with the defaults below and each is named as an assump
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,11 +17,11 @@ from engine.plan.report import PlanReport
 from engine.plan.search import Space, divisors, search
 from engine.plan.setup import RECOMPUTE, Job
 from engine.spec.cluster import ClusterSpec
+from engine.spec.load import load_cluster
 from engine.spec.model import ModelSpec
 from engine.spec.presets import CLUSTERS
 
 _AXES = ("tp", "pp", "vpp", "dp", "cp", "ep")
-_LARGEST_FILE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,95 @@
+"""Rule 1: who may know whom, and who may know torch."""
+
+import ast
+
+import pytest
+
+from tests.house.source import ROWS, dotted, files, imports, name, room, room_of_module, tree
+
+TORCH_ROOMS = {"job", "train", "parallel", "model", "optim", "data", "ops", "comm", "device"}
+TORCH_FILES = {
+    # rooms that are free of torch but for these files
+    "engine/ckpt/snapshot.py", "engine/ckpt/flush.py", "engine/ckpt/restore.py",
+    "engine/ckpt/piece.py",  # what the three exchange: slices of tensors
+    "engine/health/gpu.py", "engine/health/collective.py", "engine/health/init.py",
+}  # fmt: skip
+JOB_WITHOUT_TORCH = "engine/job/driver.py"
+CUDA_FILES = {"engine/device.py", "engine/health/gpu.py", "engine/health/collective.py"}
+TERMINAL = ("typer", "rich", "click")
+
+
+def test_every_folder_is_a_room_of_the_table():
+    assert {room(p) for p in files() if name(p) != "engine/__init__.py"} <= set(ROWS)
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_imports_go_down(path):
+    here = room(path)
+    if here == "__init__":
+        return
+    wrong = []
+    for item in imports(path):
+        there = room_of_module(item.module)
+        if there in ROWS and there != here and ROWS[there] >= ROWS[here]:
+            wrong.append(f"{name(path)}:{item.line}: {here} imports {item.module}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_torch_stays_behind_its_line(path):
+    if (room(path) in TORCH_ROOMS and name(path) != JOB_WITHOUT_TORCH) or name(path) in TORCH_FILES:
+        return
+    wrong = [f"{name(path)}:{i.line}" for i in imports(path) if i.module.split(".")[0] == "torch"]
+    assert not wrong, f"torch is imported by {wrong}"
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_only_msctl_knows_the_terminal(path):
+    if room(path) == "msctl":
+        return
+    wrong = [f"{name(path)}:{i.line}: {i.module}" for i in imports(path)
+             if i.module.split(".")[0] in TERMINAL]  # fmt: skip
+    wrong += [
+        f"{name(path)}:{node.lineno}: {dotted(node.func)}"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and dotted(node.func) in ("print", "input", "sys.exit", "exit")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_only_comm_calls_torch_distributed(path):
+    if room(path) == "comm":
+        return
+    wrong = [f"{name(path)}:{i.line}" for i in imports(path)
+             if i.module.startswith("torch.distributed")]  # fmt: skip
+    wrong += [f"{name(path)}:{node.lineno}" for node in ast.walk(tree(path))
+              if dotted(node).startswith("torch.distributed")]  # fmt: skip
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_cuda_is_called_in_few_files(path):
+    if name(path) in CUDA_FILES:
+        return
+    wrong = [f"{name(path)}:{node.lineno}" for node in ast.walk(tree(path))
+             if dotted(node).startswith("torch.cuda")]  # fmt: skip
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("path", [p for p in files() if p.name == "__init__.py"], ids=name)
+def test_a_package_file_holds_its_docstring_and_nothing_else(path):
+    body = tree(path).body
+    assert ast.get_docstring(tree(path)), f"{name(path)} has no docstring"
+    allowed = 2 if name(path) == "msctl/__init__.py" else 1  # its __version__
+    assert len(body) <= allowed, f"{name(path)} holds more than its docstring"
+
+
+@pytest.mark.parametrize("path", [p for p in files() if room(p) not in ("job", "msctl")], ids=name)
+def test_the_environment_is_read_by_executables_only(path):
+    if name(path) == "engine/train/worker.py":  # the rank's entry point under torchrun
+        return
+    wrong = [f"{name(path)}:{node.lineno}" for node in ast.walk(tree(path))
+             if dotted(node) in ("os.environ", "os.getenv")]  # fmt: skip
+    assert not wrong, wrong
