@@ -36,7 +36,7 @@ class Device(Protocol):
         """What the device calls itself."""
 
     def gemm_flops_per_s(self, dtype: torch.dtype) -> float:
-        """Measured rate of a large matrix product, the denominator of MFU where no peak is known."""
+        """Measured rate of a large matrix product: the denominator of MFU if no peak is known."""
 
 
 class CpuDevice:

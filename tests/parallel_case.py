@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(args: dict[str, Any]) -> Recipe:
-    """args: layout, shape, block, precision, overlap; sizes divide every layout of up to 8 ranks."""
+    """args: layout, shape, block, precision, overlap; sizes divide any layout of up to 8 ranks."""
     model = {"layers": 16, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
     model |= {"layers": args.get("layers", 8)} | SHAPES[args.get("shape", "gpt")]
     overlap = args.get("overlap", True)
@@ -42,14 +42,16 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
         batch=BatchSpec(global_batch=GLOBAL_BATCH, micro_batch=args.get("micro_batch", 1)),
         layout=ParallelLayout(**args.get("layout", {})),
         schedule=ScheduleSpec(kind=args.get("schedule", "auto")),
-        overlap=OverlapSpec(pp=overlap, dp=overlap),
+        overlap=OverlapSpec(
+            tp=overlap, pp=overlap, dp=overlap, tp_pieces=args.get("tp_pieces", 1)
+        ),
         optimizer=OptimSpec(lr=5e-3, min_lr=1e-3, warmup_steps=3),
         train=TrainSpec(steps=STEPS, precision=args.get("precision", "fp64")),
     )  # fmt: skip
 
 
 def sample(number: int, recipe: Recipe) -> torch.Tensor:
-    """Tokens of a global sample: a noisy arithmetic progression, so that there is something to learn."""
+    """Tokens of a global sample: an arithmetic progression, so that there is something to learn."""
     generator = torch.Generator().manual_seed(number)
     start, stride = torch.randint(recipe.model.vocab, (2,), generator=generator)
     line = start + stride % 7 * torch.arange(recipe.model.seq + 1)
@@ -65,7 +67,9 @@ def micro_batches(recipe: Recipe, step: int, replica: int) -> list[MicroBatch]:
         numbers = list(range(first, first + size))
         tokens = torch.stack([sample(n, recipe) for n in numbers], 1)
         made.append(
-            MicroBatch(tokens[:-1].contiguous(), tokens[1:].contiguous(), torch.tensor(numbers), step)
+            MicroBatch(
+                tokens[:-1].contiguous(), tokens[1:].contiguous(), torch.tensor(numbers), step
+            )
         )
     return made
 
@@ -123,4 +127,6 @@ def train(rank: int, meet: Rendezvous, args: dict[str, Any]) -> list[tuple[float
 def worst(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
     """Largest relative difference of any loss or norm."""
     assert len(a) == len(b) == STEPS
-    return max(abs(x - y) / abs(x) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+    return max(
+        abs(x - y) / abs(x) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )

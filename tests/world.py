@@ -1,7 +1,7 @@
 """Run a function on several ranks, forked from one warm nursery as the product forks them.
 
-`World.run("module:function", ranks, args)` calls `function(rank, meet, args)` on every rank and returns
-what they return, in order of rank. Arguments and results are JSON.
+`World.run("module:function", ranks, args)` calls `function(rank, meet, args)` on every rank and
+returns what they return, in order of rank. Arguments and results are JSON.
 """
 
 import importlib

@@ -1,8 +1,9 @@
 """Every collective, send and receive of the project, on gloo and NCCL alike.
 
-The backends' traps are kept inside this file: names that torch renamed, gloo's reduce-scatter (which moves
-an all-reduce's volume, so a direct exchange summed in rank order replaces it), gloo's rule that a
-point-to-point work may be waited for only once, and the pairing of messages by tag or by order.
+The backends' traps are kept inside this file: names that torch renamed, gloo's reduce-scatter
+(which moves an all-reduce's volume, so a direct exchange summed in rank order replaces it), gloo's
+rule that a point-to-point work may be waited for only once, and the pairing of messages by tag or
+by order.
 """
 
 from typing import NamedTuple
@@ -15,11 +16,11 @@ from engine.errors import RunFailed
 
 
 class Group(NamedTuple):
-    """Ranks that communicate together for one purpose; alone (`size` 1) it needs no process group."""
+    """Ranks that communicate for one purpose; alone (`size` 1) it needs no process group."""
 
     name: str
     ranks: tuple[int, ...]
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     handle: dist.ProcessGroup | None
 
     @property
@@ -62,11 +63,15 @@ DONE = Work("nothing", [])
 
 def lost(what: str, error: Exception) -> RunFailed:
     """A failed communication as an error that names who talked to whom."""
-    first = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return RunFailed(
-        f"{what} failed: {first}",
-        remedy="look at the ranks it names: `msctl diagnose --job last` says which one stopped first",
+        f"{what} failed: {first_line(error)}",
+        remedy="look at the ranks it names; `msctl diagnose --job last` says which stopped first",
     )
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a backend's message, which may run to pages, or the error's class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _tag(group: Group, what: str) -> str:
@@ -83,7 +88,7 @@ def _is_gloo(group: Group) -> bool:
 
 def _begin(group: Group, what: str, call: object, *args: object, **options: object) -> dist.Work:
     try:
-        return call(*args, group=group.handle, async_op=True, **options)  # type: ignore[operator, no-any-return]
+        return call(*args, group=group.handle, async_op=True, **options)  # type: ignore[operator]
     except RuntimeError as error:
         raise lost(_tag(group, what), error) from error
 
@@ -114,8 +119,8 @@ def all_gather(out: Tensor, part: Tensor, group: Group) -> Work:
 def reduce_scatter(out: Tensor, whole: Tensor, group: Group) -> Work:
     """Start summing `whole` over the group; each rank receives its part of dimension 0 in `out`.
 
-    On gloo the parts are exchanged directly and summed in rank order, so the result does not depend on
-    timing, and `whole` must stay unchanged until the wait.
+    On gloo the parts are exchanged directly and summed in rank order, so the result does not depend
+    on timing, and `whole` must stay unchanged until the wait.
     """
     if group.size == 1:
         if out.data_ptr() != whole.data_ptr():

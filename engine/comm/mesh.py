@@ -1,8 +1,8 @@
-"""The live process groups of a layout: on each rank only those it belongs to, one per kind of traffic.
+"""The live process groups of a layout: on each rank only its own, one per kind of traffic.
 
-Traffic of different kinds never shares a communicator, so an urgent message cannot queue behind a bulky
-one and no environment variable has to order them. All ranks create their groups in the same order of
-kinds; groups of one kind are disjoint, so nobody waits for the whole world (paper 3.5).
+Traffic of different kinds never shares a communicator, so an urgent message cannot queue behind a
+bulky one and no environment variable has to order them. All ranks create their groups in the same
+order of kinds; groups of one kind are disjoint, so nobody waits for the whole world (paper 3.5).
 """
 
 from datetime import timedelta

@@ -1,1 +1,4 @@
-"""Keeps a run alive (paper 4.1): the driver side is torch-free, ranks are forked from a warm nursery."""
+"""Keeps a run alive (paper 4.1).
+
+The driver side is torch-free; ranks are forked from a warm nursery.
+"""

@@ -1,9 +1,10 @@
 """The driver of a run on this machine: starts the nursery, starts ranks, watches them, ends them.
 
-It never imports torch. What ranks do it learns from files (metrics, failures) and from the nursery's
-reports; what people should see it hands to a callback.
+It never imports torch. What ranks do it learns from files (metrics, failures) and from the
+nursery's reports; what people should see it hands to a callback.
 """
 
+import contextlib
 import os
 import selectors
 import signal
@@ -226,7 +227,5 @@ def _cause(ended: list[Report], failures: list[RankFailure]) -> str:
 
 
 def _tell(control: socket.socket, request: Signal) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the nursery is gone, and its ranks with it
         control.sendall(msgspec.json.encode(request) + b"\n")
-    except OSError:
-        pass  # the nursery is gone, and its ranks with it

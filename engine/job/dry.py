@@ -60,7 +60,7 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 
 def _stage(recipe: Recipe, stage: int, in_flight: int) -> DryStage:
-    """Memory by the activation formula of arXiv:2205.05198 for fused attention, s b h (18 + 4 f/h)."""
+    """Memory, activations by arXiv:2205.05198 with fused attention: s b h (18 + 4 f/h)."""
     layout, model = recipe.layout, recipe.model
     layers = model.layers // layout.pp
     params = layers * model.layer_params

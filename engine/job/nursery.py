@@ -1,14 +1,17 @@
 """A process that has torch imported and forks ranks on request.
 
-Starting a rank with a fresh interpreter costs an import of torch each; forking costs milliseconds. The
-nursery touches no CUDA and runs no threads, so that its children may do both. It speaks JSON lines over
-the socket it is started with, and kills its ranks when that socket closes (the driver is gone).
+Starting a rank with a fresh interpreter costs an import of torch each; forking costs milliseconds.
+The nursery touches no CUDA and runs no threads, so that its children may do both. It speaks JSON
+lines over the socket it is started with, and kills its ranks when that socket closes (the driver is
+gone).
 
-Requests   {"op": "start", "ranks": [...], "task": {...}} with the listening socket as ancillary data;
+Requests   {"op": "start", "ranks": [...], "task": {...}} with the listening socket alongside,
            {"op": "signal", "signal": 15, "ranks": [...]}
-Reports    {"event": "ready"}, {"event": "started", "rank", "pid"}, {"event": "exit", "rank", "code"}
+Reports    {"event": "ready"}, {"event": "started", "rank", "pid"},
+           {"event": "exit", "rank", "code"}
 """
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -31,7 +34,7 @@ _BODY = "engine.train.worker:run_rank"
 
 
 class Start(Noun, frozen=True, kw_only=True, tag="start", tag_field="op"):
-    """Fork these ranks; the store's listening socket, for rank 0, comes along as a file descriptor."""
+    """Fork these ranks; the store's listening socket, for rank 0, comes along as a descriptor."""
 
     ranks: tuple[int, ...]
     task: RankTask
@@ -58,19 +61,15 @@ class Report(Noun, frozen=True, kw_only=True):
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere nothing happens)."""
-    try:
+    """Ask the kernel to kill this process when its parent ends (elsewhere than Linux: nothing)."""
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass
 
 
 class Nursery:
-    """The forking loop; `body(rank, task, listen_fd)` runs in the child and returns its exit code."""
+    """The forking loop; `body(rank, task, listen_fd)` runs in the child, returns its exit code."""
 
-    def __init__(
-        self, control: socket.socket, body: Callable[[int, RankTask, int], int]
-    ) -> None:
+    def __init__(self, control: socket.socket, body: Callable[[int, RankTask, int], int]) -> None:
         self._control = control
         self._body = body
         self._ranks: dict[int, int] = {}
@@ -149,13 +148,13 @@ class Nursery:
             if pid == 0:
                 return
             rank = self._ranks.pop(pid, -1)
-            self._say(Report(event="exit", rank=rank, pid=pid, code=os.waitstatus_to_exitcode(status)))
+            self._say(
+                Report(event="exit", rank=rank, pid=pid, code=os.waitstatus_to_exitcode(status))
+            )
 
     def _say(self, report: Report) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the driver is gone; the closed socket ends the loop
             self._control.sendall(self._encode(report) + b"\n")
-        except OSError:
-            pass  # the driver is gone; the closed socket ends the loop
 
     def _end_all(self) -> None:
         """Ask all ranks to end, then insist."""

@@ -42,7 +42,8 @@ class RunResult(Noun, frozen=True, kw_only=True):
 def run_folder(recipe: Recipe, wish: Path | None, *, root: Path, resume: str) -> Path:
     """The folder of a run: as asked for, else `root/NAME`.
 
-    With resume `never`, a name that is taken gets the next free number, so that no run is overwritten.
+    With resume `never`, a name that is taken gets the next free number, so that no run is
+    overwritten.
     """
     if wish is not None:
         if resume == "never" and (wish / "recipe.toml").exists():
@@ -62,8 +63,8 @@ def run_folder(recipe: Recipe, wish: Path | None, *, root: Path, resume: str) ->
 def prepare_folder(folder: Path, recipe: Recipe) -> None:
     """Write the resolved recipe, unless the folder holds a run of another model.
 
-    A resumed run may change layout, steps, monitoring and the like; not what its weights or its order of
-    samples mean.
+    A resumed run may change layout, steps, monitoring and the like; not what its weights or its
+    order of samples mean.
     """
     path = folder / "recipe.toml"
     if path.exists():

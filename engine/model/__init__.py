@@ -1,4 +1,7 @@
-"""The transformer, serial or parallel block, windowed attention (paper 3.1). It knows no parallelism.
+"""The transformer: serial or parallel block, windowed attention (paper 3.1).
 
-Imports `ops`, `device`, `spec`, `errors`. What a layout does to a model is in engine/parallel/apply.py.
+It knows no parallelism.
+
+Imports `ops`, `device`, `spec`, `errors`. What a layout does to a model is in
+engine/parallel/apply.py.
 """

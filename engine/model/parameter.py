@@ -1,4 +1,4 @@
-"""What must be known of a parameter besides its numbers: global shape, how it splits, how it starts."""
+"""What a parameter is besides its numbers: global shape, how it splits, how it starts."""
 
 from typing import Literal, NamedTuple
 
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from engine.ops import random
 
 Init = Literal["normal", "scaled", "zeros", "ones"]
-"""scaled: normal with the standard deviation divided by sqrt(2 layers), for projections into the stream."""
+"""scaled: normal, its deviation divided by sqrt(2 layers), for projections into the stream."""
 
 
 class ParamInfo(NamedTuple):
     """A logical parameter of the model, whatever part of it a rank holds.
 
-    shape is global; split is the dimension that tensor parallelism divides (None: every rank has all);
-    decay says whether weight decay applies (matrices do, vectors do not).
+    shape is global; split is the dimension that tensor parallelism divides (None: every rank has
+    all); decay says whether weight decay applies (matrices do, vectors do not).
     """
 
     name: str
@@ -44,25 +44,33 @@ def parameter(
 
 def info_of(tensor: nn.Parameter) -> ParamInfo:
     """The ParamInfo of a parameter made by `parameter`."""
-    return tensor.info  # type: ignore[attr-defined, no-any-return]
+    return tensor.info  # type: ignore[attr-defined]
 
 
 def name_parameters(model: nn.Module, *, tied: bool) -> None:
     """Write each parameter's public name into its ParamInfo.
 
-    It is the path in the model without the seams `into` and `out`; the head's copy of a tied matrix has
-    the embedding's name, so that both copies start alike and are one tensor in a checkpoint.
+    It is the path in the model without the seams `into` and `out`; the head's copy of a tied matrix
+    has the embedding's name, so that both copies start alike and are one tensor in a checkpoint.
     """
     for path, tensor in model.named_parameters(remove_duplicate=True):
         name = path.replace(".into.", ".").replace(".out.", ".")
-        name = name.replace("head.norm.", "final_norm.").replace("embed.position", "position.weight")
+        name = name.replace("head.norm.", "final_norm.").replace(
+            "embed.position", "position.weight"
+        )
         if tied and name == "head.weight":
             name = "embed.weight"
         tensor.info = info_of(tensor)._replace(name=name)  # type: ignore[attr-defined]
 
 
 def initialize(
-    out: Tensor, info: ParamInfo, box: tuple[tuple[int, int], ...], *, seed: int, std: float, layers: int
+    out: Tensor,
+    info: ParamInfo,
+    box: tuple[tuple[int, int], ...],
+    *,
+    seed: int,
+    std: float,
+    layers: int,
 ) -> None:
     """Fill a part of a parameter with its initial values; the same numbers under every layout."""
     if info.init == "zeros":

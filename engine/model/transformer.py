@@ -1,9 +1,10 @@
 """The transformer, once: GPT or Llama, serial or parallel block, full or windowed attention.
 
-A block is a list of sublayers, and a sublayer is norm -> `into` (projections that share one input) ->
-cores -> `out` (projections summed into the stream). The serial block has two (attention, then MLP), the
-parallel block one that holds both cores (paper 3.1, Figure 3a): y = x + MLP(norm(x)) + Attn(norm(x)).
-`into` and `out` are the only places where a layout must act; engine/parallel/apply.py swaps them.
+A block is a list of sublayers, and a sublayer is norm -> `into` (projections that share one input)
+-> cores -> `out` (projections summed into the stream). The serial block has two (attention, then
+MLP), the parallel block one that holds both cores (paper 3.1, Figure 3a): y = x + MLP(norm(x)) +
+Attn(norm(x)). `into` and `out` are the only places where a layout must act;
+engine/parallel/apply.py swaps them.
 
 Shapes: s sequence, b micro-batch, h hidden, n heads, g key/value heads, d head size, v vocabulary.
 """
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.parameter import Init, initialize, info_of, name_parameters, parameter
+from engine.model.parameter import Init, info_of, initialize, name_parameters, parameter
 from engine.ops import random
 from engine.ops.attention import attention
 from engine.ops.rotary import rotary_tables, rotate
@@ -171,7 +172,7 @@ class Sublayer(nn.Module):
         self.drop = Dropout(spec.dropout, f"{layer}.{'+'.join(cores)}")
 
     def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
-        """x + out(cores(into(norm(x))))."""
+        """X + out(cores(into(norm(x))))."""
         parts = self.into(self.norm(x_sbh))
         mixed = []
         if self.attn is not None:
@@ -249,6 +250,7 @@ class Chunk(nn.Module):
     def forward(self, x_sbh: Tensor | None, micro: MicroBatch) -> Tensor:
         """The stream after this piece; the summed loss if it is the last."""
         x = self.embed(micro) if self.embed is not None else x_sbh
+        assert x is not None, "only the first chunk begins with an embedding"
         for layer in self.layers.values():
             x = layer(x, micro)
         return self.head(x, micro) if self.head is not None else x

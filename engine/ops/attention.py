@@ -1,8 +1,8 @@
 """Causal and sliding-window attention.
 
-Forms: torch's fused kernel for full causal attention on every device; for a window on CUDA the variable
-length kernel built into torch (FlashAttention-2, sm_80+); elsewhere the same fused kernel with a mask.
-Shapes: s sequence, b micro-batch, n heads, g key/value heads, d head size.
+Forms: torch's fused kernel for full causal attention on every device; for a window on CUDA the
+variable length kernel built into torch (FlashAttention-2, sm_80+); elsewhere the same fused kernel
+with a mask. Shapes: s sequence, b micro-batch, n heads, g key/value heads, d head size.
 """
 
 import torch
@@ -51,11 +51,10 @@ def _varlen_window(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, window: int) 
     from torch.nn.attention.varlen import varlen_attn
 
     s, b, n, d = q_sbnd.shape
-    packed = [t.transpose(0, 1).reshape(b * s, t.shape[2], d) for t in (q_sbnd, k_sbgd, v_sbgd)]
+    q, k, v = (t.transpose(0, 1).reshape(b * s, t.shape[2], d) for t in (q_sbnd, k_sbgd, v_sbgd))
     starts = torch.arange(0, (b + 1) * s, s, device=q_sbnd.device, dtype=torch.int32)
-    grouped = {"enable_gqa": True} if k_sbgd.shape[2] != n else {}
     out = varlen_attn(
-        *packed, cu_seq_q=starts, cu_seq_k=starts, max_q=s, max_k=s,
-        window_size=(window - 1, 0), **grouped,
-    )  # fmt: skip
+        q, k, v, starts, starts, s, s, window_size=(window - 1, 0), enable_gqa=k_sbgd.shape[2] != n
+    )
+    assert isinstance(out, Tensor), "the log-sum-exp comes along only where it is asked for"
     return out.reshape(b, s, n * d).transpose(0, 1)

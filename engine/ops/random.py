@@ -1,9 +1,9 @@
-"""Random numbers that are counted, not drawn: a value depends on a key and an index, never on a rank.
+"""Random numbers that are counted, not drawn: they depend on key and index, never on a rank.
 
-Initial weights are keyed by parameter name and indexed by position in the *global* tensor; dropout is
-keyed by site and step and indexed by sample and position. So no layout changes a single number. The
-generator is two rounds of the SplitMix64 finaliser over (key, index), in wrapping int64 arithmetic, which
-gives the same bits on every device.
+Initial weights are keyed by parameter name and indexed by position in the *global* tensor; dropout
+is keyed by site and step and indexed by sample and position. So no layout changes a single number.
+The generator is two rounds of the SplitMix64 finaliser over (key, index), in wrapping int64
+arithmetic, which gives the same bits on every device.
 """
 
 import hashlib

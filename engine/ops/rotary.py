@@ -1,15 +1,13 @@
-"""Rotary position encoding: each pair of features (i, i + d/2) is turned by an angle that grows with position."""
+"""Rotary positions: feature pairs (i, i + d/2) are turned by an angle that grows with position."""
 
 import torch
 from torch import Tensor
 
 
 def rotary_tables(s: int, d: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, [s, 1, 1, d / 2], in the dtype and on the device of `like`."""
+    """Cos and sin, [s, 1, 1, d / 2], in the dtype and on the device of `like`."""
     exponent = torch.arange(0, d, 2, device=like.device, dtype=torch.float64) / d
-    angle = torch.outer(
-        torch.arange(s, device=like.device, dtype=torch.float64), theta**-exponent
-    )
+    angle = torch.outer(torch.arange(s, device=like.device, dtype=torch.float64), theta**-exponent)
     return angle.cos()[:, None, None].to(like.dtype), angle.sin()[:, None, None].to(like.dtype)
 
 

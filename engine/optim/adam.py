@@ -1,8 +1,10 @@
 """AdamW on one flat shard: torch's own fused kernel over at most a few runs of the shard.
 
-A run is a stretch with or without weight decay. Moments are flat tensors of the shard's length, so a
-checkpoint can take any part of them.
+A run is a stretch with or without weight decay. Moments are flat tensors of the shard's length, so
+a checkpoint can take any part of them.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +13,9 @@ from engine.spec.recipe import OptimSpec
 
 
 class ShardAdamW:
-    """Decoupled weight decay Adam (arXiv:1711.05101) for `master`, a 1-D tensor updated in place."""
+    """Adam with decoupled decay (arXiv:1711.05101) of `master`, a 1-D tensor updated in place."""
 
-    slots = ("exp_avg", "exp_avg_sq")
+    slots: tuple[Literal["exp_avg", "exp_avg_sq"], ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(self, spec: OptimSpec, master: Tensor, decayed: list[tuple[int, int]]) -> None:
         self.master = master

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-
 _BLOCK = 1 << 14
 """Elements whose squares are summed in the gradient's own precision before float64 takes over."""
 
@@ -11,8 +10,8 @@ _BLOCK = 1 << 14
 def square_sum(parts: list[Tensor], device: torch.device) -> Tensor:
     """Sum of squares of several 1-D tensors, a float64 scalar.
 
-    Block norms in the tensor's precision, their squares in float64: as exact as converting everything
-    (a block's rounding averages out) at a tenth of the cost.
+    Block norms in the tensor's precision, their squares in float64: as exact as converting
+    everything (a block's rounding averages out) at a tenth of the cost.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part in parts:

@@ -1,7 +1,8 @@
 """Put a layout onto a model chunk: one readable table of which module becomes what.
 
-The order matters: parameters are laid out in flat buffers first (zero.py shards those), then each module
-is replaced by its twin that computes on views of them. The model itself stays innocent of all this.
+The order matters: parameters are laid out in flat buffers first (zero.py shards those), then each
+module is replaced by its twin that computes on views of them. The model itself stays innocent of
+all this.
 
 | module    | twin              | what the twin adds                                              |
 | --------- | ----------------- | --------------------------------------------------------------- |

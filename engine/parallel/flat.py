@@ -1,8 +1,9 @@
 """The parameters of one model chunk in flat buffers, and the views that the chunk computes with.
 
-Order inside the buffer (all in forward order within each part): matrices split over tp, vectors split
-over tp, vectors every tp rank holds, matrices every tp rank holds. So projections of one input lie side
-by side (one GEMM serves them all), what tp must sum is one run, and weight decay is at most two runs.
+Order inside the buffer (all in forward order within each part): matrices split over tp, vectors
+split over tp, vectors every tp rank holds, matrices every tp rank holds. So projections of one
+input lie side by side (one GEMM serves them all), what tp must sum is one run, and weight decay is
+at most two runs.
 """
 
 import torch
@@ -12,7 +13,7 @@ from engine.model.parameter import ParamInfo, info_of, initialize
 
 
 class Weight:
-    """One parameter as this rank holds it: a view of the chunk's buffer and, on demand, of its gradient."""
+    """One parameter as this rank holds it: a view of the chunk's buffer and of its gradient."""
 
     def __init__(self, info: ParamInfo, box: tuple[tuple[int, int], ...]) -> None:
         self.info = info
@@ -32,10 +33,10 @@ class Weight:
 
 
 class FlatChunk:
-    """Buffers of one chunk: `data` in the precision of the forward, `grad` in that of the reduction.
+    """Buffers of a chunk: `data` in the precision of the forward, `grad` in that of the reduction.
 
-    Both have `padded` elements, a multiple of the data-parallel degree. The gradient buffer exists from
-    the first backward of a step until `drop_grad` (ZeRO-2) or for ever.
+    Both have `padded` elements, a multiple of the data-parallel degree. The gradient buffer exists
+    from the first backward of a step until `drop_grad` (ZeRO-2) or for ever.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class FlatChunk:
 
 
 def weights_of(module: nn.Module, *, tp_index: int, tp: int) -> dict[int, Weight]:
-    """A Weight for each parameter of a model built on the meta device, keyed by the parameter's id."""
+    """A Weight for each parameter of a model on the meta device, keyed by the parameter's id."""
     made: dict[int, Weight] = {}
     for tensor in module.parameters():
         info = info_of(tensor)

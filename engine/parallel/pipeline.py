@@ -1,8 +1,8 @@
 """Execute a schedule: walk the stage's actions, one `match` on the kind (paper 3.2, Figure 4).
 
-Sends and receives only start transfers. A forward or backward waits for what it needs and nothing else;
-that wait is recorded as an event, since it is what "exposed" means. The same walk serves training and,
-with a forward-only schedule, validation.
+Sends and receives only start transfers. A forward or backward waits for what it needs and nothing
+else; that wait is recorded as an event, since it is what "exposed" means. The same walk serves
+training and, with a forward-only schedule, validation.
 """
 
 from collections.abc import Callable
@@ -52,12 +52,16 @@ class Pipeline:
         self._owed: dict[tuple[int, int], list[Callable[[], None]]] = {}
 
     def run(
-        self, batches: Callable[[int], MicroBatch], *, scale: float, on_reduce: Callable[[int], None]
+        self,
+        batches: Callable[[int], MicroBatch],
+        *,
+        scale: float,
+        on_reduce: Callable[[int], None],
     ) -> Tensor:
         """Run a step: returns the sum of this stage's micro-batch losses (0 unless it is the last).
 
-        batches gives a micro-batch by number; scale multiplies the loss before backward; on_reduce is
-        called when a chunk's gradients are complete (it starts their reduction).
+        batches gives a micro-batch by number; scale multiplies the loss before backward; on_reduce
+        is called when a chunk's gradients are complete (it starts their reduction).
         """
         loss = torch.zeros((), dtype=torch.float64, device=self.stage.device)
         events = self.stage.events

@@ -1,16 +1,18 @@
 """Tensor and sequence parallel twins of the model's layers (paper 3.2, Figure 3).
 
-Each twin computes what its plain module in engine/model/transformer.py computes, on this rank's part.
-With sequence parallelism the stream between sublayers is split along the sequence: `into` gathers it and
-`out` scatters the summed result; without, `into` is the identity and `out` an all-reduce. Gradients of
-weights are added straight into the chunk's flat buffer (no temporary per micro-batch), so the twins are
-autograd functions over activations only.
+Each twin computes what its plain module in engine/model/transformer.py computes, on this rank's
+part. With sequence parallelism the stream between sublayers is split along the sequence: `into`
+gathers it and `out` scatters the summed result; without, `into` is the identity and `out` an
+all-reduce. Gradients of weights are added straight into the chunk's flat buffer (no temporary per
+micro-batch), so the twins are autograd functions over activations only.
 
 Shapes as in the model; t marks a dimension divided by the tensor-parallel degree.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,17 +21,26 @@ from torch.autograd import Function
 
 from engine.comm.collectives import Group, Work, all_gather, all_reduce, reduce_scatter
 from engine.events.writer import EventWriter
+from engine.parallel.chunked import Chunker, Pending
 from engine.parallel.flat import Weight
 
 
 class TensorAxis:
     """The tensor-parallel group, and what crosses it."""
 
-    def __init__(self, group: Group, *, sequence_parallel: bool, events: EventWriter) -> None:
+    def __init__(
+        self,
+        group: Group,
+        *,
+        sequence_parallel: bool,
+        events: EventWriter,
+        chunker: Chunker | None = None,
+    ) -> None:
         self.group = group
         self.size, self.index = group.size, group.index
         self.split_sequence = sequence_parallel and group.size > 1
         self._events = events
+        self.chunker = chunker if self.split_sequence else None
         self._owed: list[Callable[[], None]] | None = None
 
     def local_sequence(self, s: int) -> tuple[int, int]:
@@ -48,25 +59,42 @@ class TensorAxis:
         self._timed("all_gather", whole, all_gather(whole, part, self.group))
         return whole
 
-    def start_leave(self, partial_sbh: Tensor) -> tuple[Tensor, Work | None]:
+    def enter_matmul(self, x_sbh: Tensor, weights_t: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """The whole sequence times each weight [h, o], and the whole sequence; in pieces if so set."""
+        if self.chunker is not None and self.chunker.fits(x_sbh.shape[0]):
+            return self.chunker.gather_matmul(x_sbh, weights_t)
+        whole = self.enter(x_sbh)
+        return [torch.matmul(whole, weight_t) for weight_t in weights_t], whole
+
+    def start_leave(self, partial_sbh: Tensor) -> tuple[Tensor, Pending]:
         """Start summing partial results; the returned tensor is valid after `finish`."""
         if self.size == 1:
-            return partial_sbh, None
+            return partial_sbh, []
         if not self.split_sequence:
-            return partial_sbh, all_reduce(partial_sbh, self.group)
+            return partial_sbh, [(partial_sbh, all_reduce(partial_sbh, self.group))]
         s, *rest = partial_sbh.shape
         out = partial_sbh.new_empty((s // self.size, *rest))
-        return out, reduce_scatter(out, partial_sbh, self.group)
+        return out, [(partial_sbh, reduce_scatter(out, partial_sbh, self.group))]
+
+    def start_leave_matmul(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Pending]:
+        """Start the sum over ranks of sum_i x_i @ weight_t_i; in pieces if so set."""
+        (x, weight_t), *others = pairs
+        if self.chunker is not None and self.chunker.fits(x.shape[0] // self.size):
+            return self.chunker.start_matmul_scatter(pairs)
+        total = torch.matmul(x, weight_t)
+        for x, weight_t in others:
+            total.flatten(0, 1).addmm_(x.flatten(0, 1), weight_t)
+        return self.start_leave(total)
 
     def leave(self, partial_sbh: Tensor) -> Tensor:
-        """Sum partial results over the group; each rank keeps its part of the sequence, if split."""
-        out, work = self.start_leave(partial_sbh)
-        self.finish(work, partial_sbh)
+        """Sum partial results over the group; each rank keeps its part of a split sequence."""
+        out, pending = self.start_leave(partial_sbh)
+        self.finish(pending)
         return out
 
-    def finish(self, work: Work | None, partial: Tensor) -> None:
-        """Wait for what `start_leave` began."""
-        if work is not None:
+    def finish(self, pending: Pending) -> None:
+        """Wait for what a `start_` method began."""
+        for partial, work in pending:
             self._timed("reduce_scatter" if self.split_sequence else "all_reduce", partial, work)
 
     def sum(self, tensor: Tensor, op: str = "sum") -> Tensor:
@@ -98,7 +126,7 @@ class TensorAxis:
 
 
 def add_outer(grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    """grad [out, in] += dy [tokens, out]^T x [tokens, in], without a temporary if dtypes agree."""
+    """Add dy [tokens, out]^T x [tokens, in] to grad [out, in]; no temporary if dtypes agree."""
     if grad.dtype == x.dtype:
         grad.addmm_(dy.t(), x)
     else:
@@ -115,7 +143,7 @@ class ParallelInto(nn.Module):
 
     def fused(self, parts: list[Weight]) -> tuple[int, int]:
         """The run of the flat buffer that neighbouring parameters occupy."""
-        for left, right in zip(parts, parts[1:], strict=False):
+        for left, right in pairwise(parts):
             assert left.start + left.numel == right.start, "projections must lie side by side"
         return parts[0].start, parts[-1].start + parts[-1].numel - parts[0].start
 
@@ -143,17 +171,18 @@ class ParallelInto(nn.Module):
 class _Into(Function):
     @staticmethod
     def forward(ctx: Any, x_sbh: Tensor, op: ParallelInto) -> Tensor:
-        whole = op.axis.enter(x_sbh)
+        (out,), whole = op.axis.enter_matmul(x_sbh, [op.matrix().t()])
+        bias = op.vector()
         ctx.op = op
         ctx.save_for_backward(whole)
-        return nn.functional.linear(whole, op.matrix(), op.vector())
+        return out if bias is None else out.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         op: ParallelInto = ctx.op
         (whole,) = ctx.saved_tensors
         dy = dy.contiguous()
-        dx, work = op.axis.start_leave(torch.matmul(dy, op.matrix()))
+        dx, pending = op.axis.start_leave_matmul([(dy, op.matrix())])
         flat_dy = dy.flatten(0, 1)  # the weight gradient runs while dx travels
         op.axis.weight_gradient(
             lambda: add_outer(op.matrix(grad=True), flat_dy, whole.flatten(0, 1))
@@ -161,7 +190,7 @@ class _Into(Function):
         bias = op.vector(grad=True)
         if bias is not None:
             bias.add_(flat_dy.sum(0))
-        op.axis.finish(work, whole)
+        op.axis.finish(pending)
         return dx, None
 
 
@@ -182,10 +211,10 @@ class _Out(Function):
     def forward(ctx: Any, op: ParallelOut, *inputs: Tensor) -> Tensor:
         ctx.op = op
         ctx.save_for_backward(*inputs)
-        total = torch.matmul(inputs[0], op.weights[0].data.t())
-        for x, weight in zip(inputs[1:], op.weights[1:], strict=True):
-            total.flatten(0, 1).addmm_(x.flatten(0, 1), weight.data.t())
-        out = op.axis.leave(total)
+        weights_t = [weight.data.t() for weight in op.weights]
+        pairs = [(x.contiguous(), w) for x, w in zip(inputs, weights_t, strict=True)]
+        out, pending = op.axis.start_leave_matmul(pairs)
+        op.axis.finish(pending)
         for bias in op.biases:
             out += bias.data
         return out
@@ -198,15 +227,15 @@ class _Out(Function):
             total = dy.flatten(0, 1).sum(0)
             for bias in op.biases:
                 bias.grad.add_(total)
-        whole = op.axis.enter(dy)
+        results, whole = op.axis.enter_matmul(dy, [weight.data for weight in op.weights])
         flat_dy = whole.flatten(0, 1)
-        results: list[Tensor | None] = [None]
         for x, weight in zip(ctx.saved_tensors, op.weights, strict=True):
-            results.append(torch.matmul(whole, weight.data))
-            op.axis.weight_gradient(
-                lambda x=x, weight=weight: add_outer(weight.grad, flat_dy, x.flatten(0, 1))
-            )
-        return tuple(results)
+            op.axis.weight_gradient(partial(_add_weight, weight, flat_dy, x))
+        return (None, *results)
+
+
+def _add_weight(weight: Weight, flat_dy: Tensor, x: Tensor) -> None:
+    add_outer(weight.grad, flat_dy, x.flatten(0, 1))
 
 
 class ParallelNorm(nn.Module):

@@ -1,4 +1,4 @@
-"""Embedding, output head and cross-entropy with the vocabulary divided over the tensor-parallel ranks.
+"""Embedding, output head and cross-entropy with the vocabulary divided over the tp ranks.
 
 A rank looks up the rows it holds and the partial results are summed; the loss needs three numbers a
 token (largest logit, sum of exponentials, the target's logit), so logits are never gathered.
@@ -104,7 +104,7 @@ class _HeadLoss(Function):
         grad.scatter_add_(1, local.unsqueeze(-1), -mine.to(grad.dtype).unsqueeze(-1))
         grad = (grad.mul_(dloss)).to(whole.dtype)
         partial = (grad @ op.weight.data).unflatten(0, ctx.shape_sb)
-        dx, work = op.axis.start_leave(partial)
+        dx, pending = op.axis.start_leave(partial)
         op.axis.weight_gradient(lambda: add_outer(op.weight.grad, grad, whole))
-        op.axis.finish(work, partial)
+        op.axis.finish(pending)
         return dx, None, None

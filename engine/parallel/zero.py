@@ -1,9 +1,10 @@
-"""Data parallelism with sharded state: gather a chunk's parameters, reduce its gradients, own a part.
+"""Data parallelism with sharded state: gather parameters, reduce gradients, own a part.
 
-The flat buffer of a chunk is cut into one equal part per replica. A rank keeps fp32 master values and
-optimizer state of its part only (ZeRO-1); with ZeRO-2 the full gradient buffer lives from the chunk's first
-backward to its reduction. Both transfers are whole-chunk and asynchronous, in the order the schedule
-says (paper 3.2). A forward checks that its parameters are those of the current update: no stale weights.
+The flat buffer of a chunk is cut into one equal part per replica. A rank keeps fp32 master values
+and optimizer state of its part only (ZeRO-1); with ZeRO-2 the full gradient buffer lives from the
+chunk's first backward to its reduction. Both transfers are whole-chunk and asynchronous, in the
+order the schedule says (paper 3.2). A forward checks that its parameters are those of the current
+update: no stale weights.
 """
 
 import torch
@@ -17,9 +18,10 @@ from engine.parallel.flat import FlatChunk, Weight
 class ShardedChunk:
     """One flat buffer under data parallelism.
 
-    `master` is the part of the parameters this rank updates, in at least fp32: a view of the flat buffer
-    if that is the precision of the forward already. `grad` holds the reduced gradient of that part after
-    `finish_reduce`. With zero = 0 the part is everything and gradients are all-reduced.
+    `master` is the part of the parameters this rank updates, in at least fp32: a view of the flat
+    buffer if that is the precision of the forward already. `grad` holds the reduced gradient of
+    that part after `finish_reduce`. With zero = 0 the part is everything and gradients are
+    all-reduced.
     """
 
     def __init__(self, flat: FlatChunk, mesh: Mesh, *, zero: int, sum_tp: bool) -> None:
@@ -40,7 +42,7 @@ class ShardedChunk:
         self._reduce: Work | None = None
 
     def start_unshard(self) -> None:
-        """Begin gathering the parameters of the newest update, unless they are here or under way."""
+        """Begin gathering the newest update's parameters, unless they are here or under way."""
         if self.generation == self.target or self._gather is not None:
             return
         begin, end = self.range
@@ -62,7 +64,7 @@ class ShardedChunk:
         )
 
     def start_reduce(self) -> None:
-        """Begin reducing the accumulated gradients; the buffer must not change until `finish_reduce`."""
+        """Begin reducing the gradients; the buffer must not change until `finish_reduce`."""
         grad = self.flat.grad
         if self._sum_tp:
             start, stop = self.flat.replicated()

@@ -9,6 +9,7 @@ from engine.device import DTYPES, Device
 from engine.events.writer import EventWriter
 from engine.optim.adam import ShardAdamW
 from engine.parallel.apply import Placement, parallelize
+from engine.parallel.chunked import Chunker
 from engine.parallel.flat import FlatChunk
 from engine.parallel.pipeline import Pipeline, Stage
 from engine.parallel.tensor import TensorAxis
@@ -47,9 +48,7 @@ class Engine(NamedTuple):
 def step_program(recipe: Recipe) -> Schedule:
     """The verified program of a training step of this recipe."""
     layout = recipe.layout
-    compute = build(
-        recipe.schedule.kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout)
-    )
+    compute = build(recipe.schedule.kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout))
     return verify(add_comm(compute, overlap_pp=recipe.overlap.pp, overlap_dp=recipe.overlap.dp))
 
 
@@ -57,7 +56,12 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     """Create this rank's part of the model with its initial values, and all that moves it."""
     layout, model = recipe.layout, recipe.model
     program = step_program(recipe)
-    axis = TensorAxis(mesh.tp, sequence_parallel=layout.sequence_parallel, events=events)
+    overlap = recipe.overlap
+    chunker = Chunker(mesh.tp, pieces=overlap.tp_pieces, ahead=overlap.tp, events=events)
+    axis = TensorAxis(
+        mesh.tp, sequence_parallel=layout.sequence_parallel, events=events,
+        chunker=chunker if overlap.tp_pieces > 1 else None,
+    )  # fmt: skip
     place = Placement(
         dtype=DTYPES[recipe.train.precision], device=device.torch_device, dp=layout.dp,
         seed=recipe.seed, share_tied=model.tied and layout.chunks > 1,
@@ -95,7 +99,8 @@ def _unit(recipe: Recipe, flat: FlatChunk, mesh: Mesh, axis: TensorAxis) -> Unit
 def counted_parts(unit: Unit, engine: Engine) -> list[tuple[int, int]]:
     """Runs of a shard (relative to it) that this rank counts in global sums, each element once.
 
-    Copies held by other tp ranks, by other replicas (zero = 0) and by the last stage (tied) are theirs.
+    Copies held by other tp ranks, by other replicas (zero = 0) and by the last stage (tied) are
+    theirs.
     """
     mesh, shard = engine.mesh, unit.shard
     if shard.zero == 0 and mesh.dp_reduce.index > 0:

@@ -1,8 +1,8 @@
 """Python's garbage collection under control: never inside a step, at the same step on every rank.
 
-A collection stops its rank for milliseconds to a second; at random moments on thousands of ranks that
-makes every step wait for somebody (paper 5: irregular pauses). Here it runs between steps, all ranks
-together, and leaves a `gc` event.
+A collection stops its rank for milliseconds to a second; at random moments on thousands of ranks
+that makes every step wait for somebody (paper 5: irregular pauses). Here it runs between steps, all
+ranks together, and leaves a `gc` event.
 """
 
 import gc

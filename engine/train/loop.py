@@ -13,7 +13,6 @@ from engine.ckpt.save import save_checkpoint
 from engine.comm.collectives import barrier, gather_bytes
 from engine.data.loader import Loader, open_loaders
 from engine.device import DTYPES, Device
-from engine.train.task import RankTask
 from engine.model.transformer import MicroBatch
 from engine.spec.load import dump_recipe
 from engine.spec.presets import DEVICES
@@ -21,6 +20,7 @@ from engine.train.collect import Collector
 from engine.train.metrics import MetricsWriter, StepMetrics
 from engine.train.resume import CHECKPOINTS, checkpoint_to_resume
 from engine.train.state import loaded, pieces_to_load, pieces_to_save
+from engine.train.task import RankTask
 from engine.train.trainer import StepResult, Trainer
 from engine.train.watchdog import Watchdog
 
@@ -111,8 +111,11 @@ class Loop:
         engine, mesh = self.trainer.engine, self.mesh
         with self.trainer.events.span("checkpoint"):
             meta = CheckpointMeta(
-                step=done, recipe_toml=dump_recipe(self.recipe), layout=self.recipe.layout,
-                data={"samples": done * self.recipe.batch.global_batch}, run=self.folder.name,
+                step=done,
+                recipe_toml=dump_recipe(self.recipe),
+                layout=self.recipe.layout,
+                data={"samples": done * self.recipe.batch.global_batch},
+                run=self.folder.name,
             )
             save_checkpoint(
                 self.folder / CHECKPOINTS, pieces_to_save(engine), meta=meta, rank=mesh.rank,
@@ -137,8 +140,9 @@ class Loop:
         tokens = self.trainer.tokens_per_step
         rate = tokens / result.step_s
         per_byte = None
-        if value is not None and self.validation is not None:
-            per_byte = value * self.validation.tokens_per_byte
+        tokens_per_byte = self.validation.tokens_per_byte if self.validation else None
+        if value is not None and tokens_per_byte is not None:
+            per_byte = value * tokens_per_byte
         return StepMetrics(
             step=result.step + 1, loss=result.loss, grad_norm=result.grad_norm, lr=result.lr,
             tokens=(result.step + 1) * tokens, tokens_per_s=rate, step_s=result.step_s,
@@ -147,7 +151,7 @@ class Loop:
         )  # fmt: skip
 
     def _peak_flops_per_s(self) -> float:
-        """Denominator of MFU for the whole job: data-sheet peak, or this node's measured GEMM rate."""
+        """Denominator of the job's MFU: data-sheet peak, or this node's measured GEMM rate."""
         name, precision = self.device.name(), self.recipe.train.precision
         for device in DEVICES.values():
             if device.name.split("-")[0] in name and precision in device.peak_flops_per_s:

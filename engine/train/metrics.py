@@ -1,4 +1,4 @@
-"""Numbers of the run for people and programs: metrics.jsonl and TensorBoard files, written by rank 0."""
+"""Numbers of the run for people and programs: metrics.jsonl and TensorBoard, by rank 0."""
 
 import os
 from pathlib import Path

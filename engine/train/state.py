@@ -20,9 +20,7 @@ def pieces_to_save(engine: Engine) -> list[Piece]:
             continue
         if unit is engine.tied and mesh.tied.index > 0:
             continue
-        found += [
-            piece for piece in _pieces(unit) if mesh.tp.index == 0 or not _is_whole(piece)
-        ]
+        found += [piece for piece in _pieces(unit) if mesh.tp.index == 0 or not _is_whole(piece)]
     return found
 
 
@@ -40,15 +38,16 @@ def _is_whole(piece: Piece) -> bool:
 def _pieces(unit: Unit) -> list[Piece]:
     begin, _ = unit.shard.range
     slots: dict[Slot, Tensor] = {"param": unit.shard.master}
-    slots |= {slot: unit.optimizer.state[slot] for slot in unit.optimizer.slots}
+    for slot in unit.optimizer.slots:
+        slots[slot] = unit.optimizer.state[slot]
     found = []
     for weight, first, stop in unit.shard.owned():
         offset = weight.start - begin
-        for slot, flat in slots.items():
+        for name, flat in slots.items():
             found.append(
                 Piece(
                     name=weight.info.name,
-                    slot=slot,
+                    slot=name,
                     global_shape=weight.info.shape,
                     box=weight.box,
                     flat=(first, stop),

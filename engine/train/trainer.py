@@ -1,7 +1,8 @@
 """The training loop and its step: the file to open first.
 
-A step is: data, the pipeline's program (forwards, backwards and their communication), the reductions that
-are still under way, one small all-reduce of loss and gradient norm, the update of this rank's shards.
+A step is: data, the pipeline's program (forwards, backwards and their communication), the
+reductions that are still under way, one small all-reduce of loss and gradient norm, the update of
+this rank's shards.
 """
 
 import math
@@ -58,7 +59,7 @@ class Trainer:
                 micro = batches(step)
             self._gather_tied()
             loss = engine.train.run(
-                lambda m: micro[m], scale=1.0 / self.tokens_per_step, on_reduce=self._reduce
+                micro.__getitem__, scale=1.0 / self.tokens_per_step, on_reduce=self._reduce
             )
             grads = self._finish_gradients()
             with events.span("clip"):
@@ -89,7 +90,7 @@ class Trainer:
             total = torch.zeros((), dtype=torch.float64, device=engine.stage.device)
             for micro in steps:
                 total += engine.evaluate.run(
-                    lambda m, micro=micro: micro[m], scale=0.0, on_reduce=lambda chunk: None
+                    micro.__getitem__, scale=0.0, on_reduce=lambda chunk: None
                 )
             for chunk in engine.stage.chunks.values():
                 chunk.train()

@@ -1,7 +1,8 @@
 """Say what a rank is in the middle of when a step takes too long: that dump is what places a hang.
 
-A thread that sleeps; when the running step is older than the deadline it writes the open spans and every
-thread's stack, once a step. It never ends the rank: the communication time-out or the driver does.
+A thread that sleeps; when the running step is older than the deadline it writes the open spans and
+every thread's stack, once a step. It never ends the rank: the communication time-out or the driver
+does.
 """
 
 import faulthandler
@@ -46,6 +47,8 @@ class Watchdog:
             age = time.monotonic() - began
             if age > self._deadline_s and dumped != began:
                 dumped = began
-                logger.warning("step %d runs for %.1f s: dumping open spans", self._events.step, age)
+                logger.warning(
+                    "step %d runs for %.1f s: dumping open spans", self._events.step, age
+                )
                 self._events.dump_open()
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

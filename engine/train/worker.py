@@ -22,12 +22,12 @@ from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import Device, open_device
 from engine.errors import EngineError, MissingError
 from engine.events.writer import EventWriter
-from engine.train.task import RankTask
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
 from engine.train.build import build_engine, seed_everything, step_program
 from engine.train.failure import RankFailure, write_failure
 from engine.train.loop import Loop
+from engine.train.task import RankTask
 from engine.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,7 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
     return 0
 
 
-def _loop(
-    mesh: Mesh, device: Device, recipe: Recipe, events: EventWriter, task: RankTask
-) -> Loop:
+def _loop(mesh: Mesh, device: Device, recipe: Recipe, events: EventWriter, task: RankTask) -> Loop:
     engine = build_engine(recipe, mesh, device, events)
     loop = Loop(Trainer(recipe, engine, events), device, Path(task.folder), task)
     signal.signal(signal.SIGTERM, lambda *_: loop.ask_to_stop())
@@ -102,7 +100,7 @@ def _loop(
 
 
 def main() -> None:
-    """Entry under torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK."""
+    """Entry under torchrun, which sets RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, _PORT."""
     need = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in need if name not in os.environ]
     if missing or len(sys.argv) != 2:

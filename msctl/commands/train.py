@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from engine.errors import RecipeError
-from engine.job.dry import DryRun, dry_run
+from engine.job.data import prepare_data
 from engine.job.driver import Driver, Watch
+from engine.job.dry import DryRun, dry_run
 from engine.job.fit import check_machine
 from engine.job.run import RunResult, prepare_folder, run_folder, valid_resume
 from engine.spec.load import load_recipe
@@ -38,11 +39,11 @@ def train(
 ) -> None:
     """Train a model from a recipe.
 
-    Starts one rank per device of the layout on this machine, shows progress, and leaves a run folder
-    with metrics, events, logs and checkpoints. A run that exists is continued from its newest valid
-    checkpoint. Ctrl-C saves and exits with 130.
+    Starts one rank per device of the layout on this machine, shows progress, and leaves a run
+    folder with metrics, events, logs and checkpoints. A run that exists is continued from its
+    newest valid checkpoint. Ctrl-C saves and exits with 130.
 
-    Examples:
+    *Examples*
 
     - `msctl train recipes/tiny.toml`
     - `msctl train recipes/tiny.toml --run runs/try --steps 20 --set optimizer.lr=1e-3`
@@ -58,6 +59,7 @@ def train(
         return
     check_machine(loaded)
     folder = run_folder(loaded, run, root=runs, resume=resume)
+    ui.note(prepare_data(loaded))
     prepare_folder(folder, loaded)
     with Live(ui, loaded) as live:
         watch = Watch(on_step=live.step, on_note=live.note)
