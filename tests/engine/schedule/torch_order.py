@@ -6,16 +6,34 @@ is not used for GPipe and 1F1B: their real `_step_microbatches` is run on a stag
 
 from typing import Any
 
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import FORWARD, FULL_BACKWARD
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+)
 
 from engine.schedule.action import Action, Kind
+
+_LISTED = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zb-v": ScheduleZBVZeroBubble,
+}
 
 
 class _Stage:
     """A stage without a model or messages: it notes what it is told to compute."""
 
     has_backward = False
+    submod = None  # not a module, so not a compiled one either
     is_first = is_last = False
     device = "cpu"
 
@@ -41,8 +59,8 @@ class _Stage:
 
 def executed(kind: str, pp: int, vpp: int, microbatches: int) -> list[list[Action]]:
     """The compute actions of every stage, in the order torch runs them."""
-    if kind == "interleaved":
-        return _interleaved(pp, vpp, microbatches)
+    if kind in _LISTED:
+        return _listed(kind, pp, vpp, microbatches)
     maker = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     orders = []
     for index in range(pp):
@@ -55,16 +73,19 @@ def executed(kind: str, pp: int, vpp: int, microbatches: int) -> list[list[Actio
     return orders
 
 
-def _interleaved(pp: int, vpp: int, microbatches: int) -> list[list[Action]]:
-    """Interleaved schedules carry out the list they hold."""
-    kinds = {FORWARD: Kind.FORWARD, FULL_BACKWARD: Kind.BACKWARD}
-    stages = [_Stage(local * pp, pp * vpp, pp) for local in range(vpp)]
-    order = ScheduleInterleaved1F1B(stages, microbatches).pipeline_order
-    return [
-        [
-            Action(kinds[a.computation_type], a.stage_index, a.microbatch_index)
-            for a in order[rank]
-            if a
-        ]
-        for rank in range(pp)
-    ]
+def _listed(kind: str, pp: int, vpp: int, microbatches: int) -> list[list[Action]]:
+    """Schedules of several chunks a stage carry out the list they hold."""
+    kinds = {FORWARD: Kind.FORWARD, FULL_BACKWARD: Kind.BACKWARD,
+             BACKWARD_INPUT: Kind.BACKWARD_INPUT, BACKWARD_WEIGHT: Kind.BACKWARD_WEIGHT}  # fmt: skip
+    chunks = [0, 2 * pp - 1] if kind == "zb-v" else range(0, pp * vpp, pp)
+    stages = [_Stage(chunk, pp * vpp, pp) for chunk in chunks]
+    for stage in stages:
+        stage.group_rank = 0
+    order = _LISTED[kind](stages, microbatches).pipeline_order
+    found = []
+    for rank in range(pp):
+        actions = [action for action in order[rank] if action]  # None is a bubble
+        found.append(
+            [Action(kinds[a.computation_type], a.stage_index, a.microbatch_index) for a in actions]
+        )
+    return found
