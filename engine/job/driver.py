@@ -12,28 +12,26 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from engine.comm.listen import listening_socket
-from engine.errors import EngineError, LayoutError, MissingError, RecipeError, RunFailed
+from engine.job.cause import Cause, as_error, find_cause
 from engine.job.nursery import Report, Signal, Start
-from engine.job.run import RunResult, write_result
+from engine.job.run import RunResult, hold_folder, prepare_folder, write_result
 from engine.spec.recipe import Recipe
-from engine.train.failure import RankFailure, clear_failures, read_failures
-from engine.train.metrics import StepMetrics
+from engine.train.failure import clear_failures, read_failures
+from engine.train.metrics import MetricsTail, StepMetrics
 from engine.train.task import RankTask
 
 POLL_S = 0.05
 GRACE_S = 3.0
 """How long the other ranks may take to notice that one is gone, before they are ended."""
-
-_KINDS: dict[str, type[EngineError]] = {
-    kind.__name__: kind for kind in (RecipeError, LayoutError, MissingError)
-}
-"""Failures of a rank that are faults of input or machine, not of the run."""
+_NURSERY_END_S = 20.0
+"""How long the nursery may take to end its ranks when the driver is done with them."""
 
 
 class Watch:
@@ -55,10 +53,10 @@ class Driver:
     def __init__(self, recipe: Recipe, folder: Path, watch: Watch) -> None:
         self.recipe, self.folder, self.watch = recipe, folder, watch
         self._steps: list[StepMetrics] = []
-        self._metrics_at = 0
         self._buffer = b""
-        self._alive: set[int] = set()
         self._ended: list[Report] = []
+        self._killed_from: int | None = None
+        """How many ranks had ended when this driver ended the others."""
         self._interrupts = 0
         self._asked_at = 0.0
         self._start_s = 0.0
@@ -69,48 +67,77 @@ class Driver:
         Raises the error a rank met if it is one of input or machine, RunFailed if ranks died.
         """
         began = time.monotonic()
-        clear_failures(self.folder)
-        metrics = self.folder / "metrics.jsonl"
-        self._metrics_at = metrics.stat().st_size if metrics.exists() else 0
-        old = signal.signal(signal.SIGINT, self._interrupt)
-        try:
+        with hold_folder(self.folder), self._interruptible():
+            prepare_folder(self.folder, self.recipe)
+            clear_failures(self.folder)
+            tail = MetricsTail(self.folder / "metrics.jsonl")
             with listening_socket(self.recipe.train.host, self.recipe.train.port) as meet:
-                self._follow(meet, steps, resume)
-        finally:
-            signal.signal(signal.SIGINT, old)
-        result = self._result(time.monotonic() - began)
-        write_result(self.folder, result)
+                code = self._follow(meet, tail, steps, resume)
+            failed = len(self._ended) < self.recipe.layout.world_size
+            failed = failed or any(report.code for report in self._ended)
+            cause = self._cause(code) if failed else None
+            result = self._result(time.monotonic() - began, tail.last, cause)
+            write_result(self.folder, result)
         if result.ended == "failed":
-            raise self._failure()
+            assert cause is not None, "a failed run has a cause"
+            raise as_error(cause, self.folder.name)
         return result
 
-    def _interrupt(self, *_: object) -> None:
-        """First Ctrl-C: stop after this step, with a checkpoint. Second: at once."""
-        self._interrupts += 1
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Count Ctrl-C and SIGTERM instead of dying of them.
 
-    def _follow(self, meet: socket.socket, steps: int, resume: str) -> None:
+        The first means: stop after this step, with a checkpoint. The second: at once.
+        """
+
+        def count(*_: object) -> None:
+            self._interrupts += 1
+
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        old = [signal.signal(kind, count) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, old, strict=True):
+                signal.signal(kind, handler)
+
+    def _follow(self, meet: socket.socket, tail: MetricsTail, steps: int, resume: str) -> int:
+        """Run a nursery to its end; returns its exit code."""
         control, theirs = socket.socketpair()
-        nursery = subprocess.Popen(
-            [sys.executable, "-m", "engine.job.nursery", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver alone
-        )
-        theirs.close()
         layout = self.recipe.layout
         task = RankTask(
             folder=str(self.folder), world=layout.world_size, host=self.recipe.train.host,
             port=meet.getsockname()[1], steps=steps, resume=resume,
         )  # fmt: skip
         start = Start(ranks=tuple(range(layout.world_size)), task=task)
-        try:
-            with selectors.DefaultSelector() as selector:
+        with control, selectors.DefaultSelector() as selector:
+            nursery = self._start_nursery(theirs)
+            try:
                 selector.register(control, selectors.EVENT_READ)
-                self._loop(selector, control, start, meet)
-        finally:
-            control.close()
-            nursery.wait()
+                self._loop(selector, control, start, meet, tail)
+            finally:
+                control.close()
+                try:
+                    nursery.wait(timeout=_NURSERY_END_S)
+                except subprocess.TimeoutExpired:
+                    nursery.kill()
+                    nursery.wait()
+        for metrics in tail.new():
+            self._step(metrics)
+        return nursery.returncode
+
+    def _start_nursery(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+        """What it prints goes to its log; stdout is the command's own."""
+        log = self.folder / "log" / "nursery.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "engine.job.nursery", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,  # Ctrl-C is for the driver alone
+            )  # fmt: skip
 
     def _loop(
         self,
@@ -118,13 +145,15 @@ class Driver:
         control: socket.socket,
         start: Start,
         meet: socket.socket,
+        tail: MetricsTail,
     ) -> None:
         asked, deadline = 0, float("inf")
         while True:
             if selector.select(POLL_S) and not self._reports(control, start, meet):
                 return
-            self._read_metrics()
-            if self._ended and not self._alive and len(self._ended) == len(start.ranks):
+            for metrics in tail.new():
+                self._step(metrics)
+            if len(self._ended) == len(start.ranks):
                 return
             if self._interrupts > asked:
                 asked = self._interrupts
@@ -132,6 +161,7 @@ class Driver:
             if any(report.code for report in self._ended):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if time.monotonic() > deadline:
+                self._killed_from = len(self._ended)
                 _tell(control, Signal(signal=signal.SIGKILL))
                 deadline = float("inf")
 
@@ -143,87 +173,59 @@ class Driver:
             _tell(control, Signal(signal=signal.SIGKILL))
 
     def _reports(self, control: socket.socket, start: Start, meet: socket.socket) -> bool:
-        """Handle what the nursery says; False when it is gone."""
-        data = control.recv(1 << 16)
-        if not data:
+        """Handle what the nursery says; False when there is nothing more to wait for."""
+        try:
+            data = control.recv(1 << 16)
+        except ConnectionError:
             return False
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             report = msgspec.json.decode(line, type=Report)
             if report.event == "ready":
+                if self._interrupts:
+                    return False  # nothing has been started, nothing is to be saved
                 self.watch.on_note(f"nursery ready after {report.seconds:.1f} s")
                 self._asked_at = time.monotonic()
                 socket.send_fds(control, [msgspec.json.encode(start) + b"\n"], [meet.fileno()])
-            elif report.event == "started":
-                self._alive.add(report.rank)
-            else:
-                self._alive.discard(report.rank)
+            elif report.event == "exit":
                 self._ended.append(report)
-        return True
+        return bool(data)
 
-    def _read_metrics(self) -> None:
-        """Hand new lines of metrics.jsonl to the caller."""
-        path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(min(self._metrics_at, path.stat().st_size))
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        self._metrics_at = min(self._metrics_at, path.stat().st_size) + whole
-        for line in data[:whole].splitlines():
-            metrics = msgspec.json.decode(line, type=StepMetrics)
-            if not self._steps:
-                self._start_s = time.monotonic() - self._asked_at - metrics.step_s
-            self._steps.append(metrics)
-            self.watch.on_step(metrics)
+    def _step(self, metrics: StepMetrics) -> None:
+        if not self._steps:
+            self._start_s = time.monotonic() - self._asked_at - metrics.step_s
+        self._steps.append(metrics)
+        self.watch.on_step(metrics)
 
-    def _result(self, seconds: float) -> RunResult:
-        failed = any(report.code for report in self._ended) or not self._ended
-        ended = "interrupted" if self._interrupts else "failed" if failed else "done"
-        last = self._steps[-1] if self._steps else None
+    def _result(self, seconds: float, last: StepMetrics | None, cause: Cause | None) -> RunResult:
+        ended: Literal["done", "interrupted", "failed"] = "done" if cause is None else "failed"
+        if self._interrupts and (cause is None or self._interrupts > 1 or not cause.is_own):
+            ended = "interrupted"
         values = [m for m in self._steps if m.val_loss is not None]
-        total = self.recipe.train.steps
         tail = self._steps[len(self._steps) // 2 :]
         spent = sum(m.step_s for m in tail)
         per_step = self.recipe.batch.global_batch * self.recipe.model.seq
         return RunResult(
-            job=self.folder.name, folder=str(self.folder), ended=ended,  # type: ignore[arg-type]
-            steps=last.step if last else 0, total_steps=total,
+            job=self.folder.name, folder=str(self.folder), ended=ended,
+            steps=last.step if last else 0, total_steps=self.recipe.train.steps,
             tokens=last.tokens if last else 0, seconds=seconds, start_s=self._start_s,
             loss=last.loss if last else None,
             val_loss=values[-1].val_loss if values else None,
             val_loss_per_byte=values[-1].val_loss_per_byte if values else None,
             tokens_per_s=per_step * len(tail) / spent if spent else 0.0,
             mfu=sum(m.mfu for m in tail) / len(tail) if tail else 0.0,
-            cause=_cause(self._ended, read_failures(self.folder)) if failed else "",
+            cause=cause.what if cause is not None else "",
         )  # fmt: skip
 
-    def _failure(self) -> EngineError:
-        failures = read_failures(self.folder)
-        first = next((f for f in failures if f.kind in _KINDS), None)
-        if first is not None and first.remedy:
-            return _KINDS[first.kind](first.what, remedy=first.remedy)
-        return RunFailed(
-            f"{self.folder.name}: {_cause(self._ended, failures)}",
-            remedy=f"read `msctl diagnose --job {self.folder.name}`; `msctl train` with the same "
-            "--run folder continues from the last checkpoint",
-        )
-
-
-def _cause(ended: list[Report], failures: list[RankFailure]) -> str:
-    """The most telling reason: a rank's own error before a signal before the loss of a peer."""
-    own = [f for f in failures if f.kind != "RunFailed" or "failed:" not in f.what]
-    if own:
-        return f"rank {own[0].rank}: {own[0].what}"
-    reported = {f.rank for f in failures}
-    for report in ended:
-        if report.code and report.rank not in reported:
-            if report.code < 0:
-                return f"rank {report.rank} was ended by {signal.Signals(-report.code).name}"
-            return f"rank {report.rank} ended with exit code {report.code} and no word"
-    return f"rank {failures[0].rank}: {failures[0].what}" if failures else "the ranks did not start"
+    def _cause(self, nursery_code: int) -> Cause:
+        """Why ranks failed, or why there were none."""
+        cause = find_cause(self._ended[: self._killed_from], read_failures(self.folder))
+        if self._ended or self._interrupts:
+            return cause
+        log = self.folder / "log" / "nursery.log"
+        what = f"the process that forks ranks ended with code {nursery_code} before any rank did"
+        return cause._replace(what=what, remedy=f"read {log}", is_own=True)
 
 
 def _tell(control: socket.socket, request: Signal) -> None:

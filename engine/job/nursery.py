@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,22 +121,35 @@ class Nursery:
         return True
 
     def _fork(self, rank: int, task: RankTask, fd: int) -> None:
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            code = 1
-            try:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                self._control.close()
-                die_with_parent()
-                _redirect(Path(task.folder) / "log" / f"rank-{rank:05d}.log")
-                code = self._body(rank, task, fd)
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
+            self._be_rank(rank, task, fd, parent)
         self._ranks[pid] = rank
         self._say(Report(event="started", rank=rank, pid=pid))
+
+    def _be_rank(self, rank: int, task: RankTask, fd: int, parent: int) -> None:
+        """Life of a child: never returns, whatever happens in it."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            if rank and fd >= 0:  # only rank 0 serves the store
+                os.close(fd)
+                fd = -1
+            die_with_parent()
+            if os.getppid() == parent:  # else it ended before the kernel knew whom to watch
+                _redirect(Path(task.folder) / "log" / f"rank-{rank:05d}.log")
+                code = self._body(rank, task, fd)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
     def _signal(self, request: Signal) -> None:
         for pid, rank in self._ranks.items():

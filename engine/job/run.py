@@ -1,14 +1,16 @@
 """A run's folder: where it is, what is in it, how it ended."""
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from engine.errors import RecipeError
+from engine.errors import MissingError, RecipeError
 from engine.spec.base import Noun
 from engine.spec.load import dump_recipe, load_recipe
 from engine.spec.recipe import Recipe
@@ -60,32 +62,62 @@ def run_folder(recipe: Recipe, wish: Path | None, *, root: Path, resume: str) ->
     return folder
 
 
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Keep other drivers out of a run's folder; the kernel gives it back however this one ends.
+
+    Raises MissingError if another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read(20).strip() or "unknown"
+            raise MissingError(
+                f"{folder}: a run is going on in it (process {owner})",
+                remedy="wait for it or end it, or name another --run folder",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
 def prepare_folder(folder: Path, recipe: Recipe) -> None:
-    """Write the resolved recipe, unless the folder holds a run of another model.
+    """Write the resolved recipe, unless the folder holds a run that this one cannot continue.
 
     A resumed run may change layout, steps, monitoring and the like; not what its weights or its
     order of samples mean.
     """
     path = folder / "recipe.toml"
     if path.exists():
-        earlier = load_recipe(path)
-        fixed: tuple[tuple[str, Callable[[Recipe], object]], ...] = (
-            ("model", lambda r: r.model),
-            ("seed", lambda r: r.seed),
-            ("batch.global_batch", lambda r: r.batch.global_batch),
-            ("data.source", lambda r: r.data.source),
-            ("data.tokenizer", lambda r: r.data.tokenizer),
-        )
-        for key, pick in fixed:
-            if pick(earlier) != pick(recipe):
-                raise RecipeError(
-                    f"{folder}: its run has another {key} than the recipe",
-                    remedy="name another --run folder, or continue with the recipe in that folder",
-                )
+        earlier = _fixed(load_recipe(path))
+        changed = [
+            f"{key} = {value} (it has {earlier.get(key)})"
+            for key, value in _fixed(recipe).items()
+            if value != earlier.get(key)
+        ]
+        if changed:
+            raise RecipeError(
+                f"{folder}: the run in it cannot go on with {', '.join(changed)}",
+                remedy=f"name another --run folder, or continue with {path}",
+            )
     folder.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")
     fresh.write_text(dump_recipe(recipe), encoding="utf-8")
     os.replace(fresh, path)
+
+
+def _fixed(recipe: Recipe) -> dict[str, object]:
+    """What a run keeps for life, by key: all that its weights and its order of samples mean."""
+    kept: dict[str, object] = {"seed": recipe.seed, "batch.global_batch": recipe.batch.global_batch}
+    for section in ("model", "data"):
+        values = msgspec.structs.asdict(getattr(recipe, section))
+        kept |= {f"{section}.{key}": value for key, value in values.items()}
+    kept.pop("data.cache")
+    return kept
 
 
 def write_result(folder: Path, result: RunResult) -> None:

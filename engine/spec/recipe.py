@@ -43,6 +43,9 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
 
     tp: Annotated[bool, doc("all-gather and reduce-scatter behind their GEMMs")] = False
     pp: Annotated[bool, doc("sends and receives behind other micro-batches")] = True
+    tp_pieces: Annotated[
+        Count, doc("pieces a tensor-parallel GEMM is cut into; 1 = whole (nothing to overlap)")
+    ] = 1
     dp: Annotated[bool, doc("parameter gathers and gradient reductions per chunk")] = True
 
 

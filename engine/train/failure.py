@@ -1,21 +1,49 @@
 """How a rank that fails tells its driver why: one small JSON file per rank in the run folder."""
 
+import time
 from pathlib import Path
 
 import msgspec
 
+from engine.comm.lost import PeerLost
+from engine.errors import EngineError
 from engine.spec.base import Noun
 
 _LIMIT = 1 << 16
+_LONGEST = 4000
+"""Characters kept of a text, so that a record always fits the limit."""
 
 
 class RankFailure(Noun, frozen=True, kw_only=True):
-    """Why a rank ended; kind is the error's class, RunFailed where a peer was lost."""
+    """Why a rank ended."""
 
     rank: int
     kind: str
+    """The error's kind in engine/errors.py, or `Exception` for a bug."""
     what: str
     remedy: str = ""
+    lost_peer: bool = False
+    """The rank only noticed that another one was gone."""
+    t_s: float = 0.0
+    """Wall time, to tell the first failure from those it caused."""
+
+
+def failure_of(rank: int, error: Exception) -> RankFailure:
+    """An exception as the record of a rank's end."""
+    if isinstance(error, EngineError):
+        kind, what, remedy = kind_of(error), error.what, error.remedy
+    else:
+        kind, what, remedy = "Exception", f"{type(error).__name__}: {error}", ""
+    return RankFailure(
+        rank=rank, kind=kind, what=what[:_LONGEST], remedy=remedy[:_LONGEST],
+        lost_peer=isinstance(error, PeerLost), t_s=time.time(),
+    )  # fmt: skip
+
+
+def kind_of(error: EngineError) -> str:
+    """The name of the error's kind in engine/errors.py, whatever subclass was raised."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == EngineError.__module__)
+    return next(kinds).__name__
 
 
 def write_failure(folder: Path, failure: RankFailure) -> None:
@@ -30,8 +58,9 @@ def read_failures(folder: Path) -> list[RankFailure]:
     found = []
     for path in sorted((folder / "errors").glob("rank-*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes()[:_LIMIT], type=RankFailure))
-        except (msgspec.DecodeError, OSError):
+            with path.open("rb") as file:
+                found.append(msgspec.json.decode(file.read(_LIMIT), type=RankFailure))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
             continue
     return found
 

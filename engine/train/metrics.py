@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.errors import TraceError
 from engine.spec.base import Noun
 
 
@@ -23,7 +24,7 @@ class StepMetrics(Noun, frozen=True, kw_only=True):
     tokens_per_s: float
     step_s: float
     mfu: float
-    """Model FLOP/s over peak, 0..1; attention counted in full (docs/explanation/paper-notes.md)."""
+    """Model FLOP/s over peak, 0..1; windows are credited at their cost, full attention in full."""
     memory_bytes: int
     """Peak memory of rank 0."""
     val_loss: float | None = None
@@ -64,13 +65,66 @@ class MetricsWriter:
             self._board.close()
 
 
+class MetricsTail:
+    """What a run adds to metrics.jsonl, though its writer first replaces the file.
+
+    A resumed run drops the lines of steps that it will do again. So the file is read anew when it
+    is another one, and lines that were there when the tail was made are left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        earlier = read_metrics(path)
+        self._earlier = {line.step: line for line in earlier}
+        self.last = earlier[-1] if earlier else None
+        """The newest line of all, also one of an earlier invocation."""
+        self._file, self._at = (path.stat().st_ino, path.stat().st_size) if earlier else (0, 0)
+
+    def new(self) -> list[StepMetrics]:
+        """Lines that were completed since the last call."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            number = os.fstat(file.fileno()).st_ino
+            if number != self._file:
+                self._file, self._at = number, 0
+            file.seek(self._at)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        lines = _decode(whole, self._path)
+        found = [line for line in lines if self._earlier.get(line.step) != line]
+        if lines:
+            self.last = lines[-1]
+        return found
+
+
 def read_metrics(path: Path) -> list[StepMetrics]:
-    """All complete lines of a metrics file; a torn last line is left out."""
-    if not path.exists():
+    """All complete lines of a metrics file; a torn last line is left out.
+
+    Raises TraceError for a line that is none of ours.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
         return []
+    return _decode(data[: data.rfind(b"\n") + 1], path)
+
+
+def _decode(data: bytes, path: Path) -> list[StepMetrics]:
     decoder = msgspec.json.Decoder(StepMetrics)
-    lines = path.read_bytes().split(b"\n")
-    return [decoder.decode(line) for line in lines[:-1] if line]
+    found = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            found.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TraceError(
+                f"{path}: line {number} of what was read is no metrics: {error}",
+                remedy="delete that line, or the file: it is written anew from the next step on",
+            ) from None
+    return found
 
 
 def _forget_after(path: Path, step: int) -> None:

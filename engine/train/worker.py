@@ -12,7 +12,6 @@ import sys
 import traceback
 from pathlib import Path
 
-import msgspec
 import torch
 
 from engine import log
@@ -20,12 +19,12 @@ from engine.comm.collectives import barrier
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import Device, open_device
-from engine.errors import EngineError, MissingError
+from engine.errors import LayoutError, MissingError
 from engine.events.writer import EventWriter
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
 from engine.train.build import build_engine, seed_everything, step_program
-from engine.train.failure import RankFailure, write_failure
+from engine.train.failure import failure_of, write_failure
 from engine.train.loop import Loop
 from engine.train.task import RankTask
 from engine.train.trainer import Trainer
@@ -50,23 +49,20 @@ def run_rank(rank: int, task: RankTask, listen_fd: int) -> int:
     try:
         recipe = load_recipe(folder / "recipe.toml")
         return _train(rank, task, recipe, meet)
-    except EngineError as error:
-        logger.error("%s", error.what)
-        failure = RankFailure(
-            rank=rank, kind=type(error).__name__, what=error.what, remedy=error.remedy
-        )
-        write_failure(folder, failure)
-        return 1
     except Exception as error:
         traceback.print_exc()
-        what = f"{type(error).__name__}: {error}"
-        write_failure(folder, RankFailure(rank=rank, kind="Exception", what=what, remedy=""))
+        write_failure(folder, failure_of(rank, error))
         return 1
 
 
 def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
     folder = Path(task.folder)
     layout = recipe.layout
+    if task.world != layout.world_size:
+        raise LayoutError(
+            f"{task.world} ranks were started, [layout] needs {layout.world_size}",
+            remedy=f"start {layout.world_size} ranks, or change layout.tp, pp or dp",
+        )
     device = open_device(recipe.train.device, rank - task.local_offset)
     torch.set_num_threads(recipe.train.threads or max(1, (os.cpu_count() or 1) // task.world))
     seed_everything(recipe)
@@ -117,7 +113,7 @@ def main() -> None:
         local_offset=rank - int(os.environ.get("LOCAL_RANK", rank)),
     )
     warm_up()
-    sys.exit(run_rank(rank, msgspec.structs.replace(task), -1))
+    sys.exit(run_rank(rank, task, -1))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from engine.job.data import prepare_data
 from engine.job.driver import Driver, Watch
 from engine.job.dry import DryRun, dry_run
 from engine.job.fit import check_machine
-from engine.job.run import RunResult, prepare_folder, run_folder, valid_resume
+from engine.job.run import RunResult, run_folder, valid_resume
 from engine.spec.load import load_recipe
 from engine.units import show_bytes, show_count, show_ratio, show_seconds
 from msctl.commands.live import Live
@@ -60,7 +60,6 @@ def train(
     check_machine(loaded)
     folder = run_folder(loaded, run, root=runs, resume=resume)
     ui.note(prepare_data(loaded))
-    prepare_folder(folder, loaded)
     with Live(ui, loaded) as live:
         watch = Watch(on_step=live.step, on_note=live.note)
         result = Driver(loaded, folder, watch).run(steps=steps, resume=resume)

@@ -83,3 +83,15 @@ def test_schedules_equal_the_plain_model(
     ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("dp", 1)
     results = world.run("tests.parallel_case:train", ranks, args)
     assert worst(reference(args), results[0]) < FLOAT64_TOLERANCE
+
+
+@pytest.mark.parametrize("shape", ["gpt", "llama"])
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_chunked_tensor_parallel_equals_the_plain_model_and_itself_without_overlap(
+    world: World, shape: str, block: str
+) -> None:
+    layout = {"tp": 2, "pp": 2, "vpp": 2}
+    args = {"layout": layout, "shape": shape, "block": block, "tp_pieces": 4}
+    ahead = world.run("tests.parallel_case:train", 4, args)
+    assert worst(reference(args), ahead[0]) < FLOAT64_TOLERANCE
+    assert ahead == world.run("tests.parallel_case:train", 4, args | {"overlap": False})
