@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.errors import RunFailed
+from engine.comm.lost import lost
 
 
 class Group(NamedTuple):
@@ -59,19 +59,6 @@ class Work:
 
 DONE = Work("nothing", [])
 """A communication that needed no transfer."""
-
-
-def lost(what: str, error: Exception) -> RunFailed:
-    """A failed communication as an error that names who talked to whom."""
-    return RunFailed(
-        f"{what} failed: {first_line(error)}",
-        remedy="look at the ranks it names; `msctl diagnose --job last` says which stopped first",
-    )
-
-
-def first_line(error: Exception) -> str:
-    """The first line of a backend's message, which may run to pages, or the error's class."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _tag(group: Group, what: str) -> str:

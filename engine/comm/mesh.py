@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from engine.comm.collectives import Group
+from engine.comm.lost import lost
 from engine.spec.layout import ParallelLayout
 
 
@@ -46,13 +47,13 @@ def build_mesh(
     def group(name: str, ranks: tuple[int, ...]) -> Group:
         handle = None
         if len(ranks) > 1:
-            handle = dist.new_group(
-                list(ranks),
-                timeout=timedelta(seconds=timeout_s),
-                backend=backend,
-                use_local_synchronization=True,
-                group_desc=name,
-            )
+            try:
+                handle = dist.new_group(
+                    list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend,
+                    use_local_synchronization=True, group_desc=name,
+                )  # fmt: skip
+            except RuntimeError as error:
+                raise lost(f"start of group {name} of ranks {list(ranks)}", error) from error
         return Group(name, ranks, ranks.index(rank), handle)
 
     everyone = tuple(range(layout.world_size))

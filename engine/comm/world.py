@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from engine.comm.collectives import first_line
-from engine.errors import RunFailed
+from engine.comm.lost import PeerLost, first_line
 
 
 class Rendezvous(NamedTuple):
@@ -24,7 +23,7 @@ class Rendezvous(NamedTuple):
 
 
 def start_world(rank: int, world: int, meet: Rendezvous, *, backend: str, timeout_s: float) -> None:
-    """Join the run; returns when every rank is there. RunFailed if one stays away too long."""
+    """Join the run; returns when every rank is there. PeerLost if one stays away too long."""
     limit = timedelta(seconds=timeout_s)
     listen_fd = meet.listen_fd if rank == 0 and meet.listen_fd >= 0 else None
     try:
@@ -37,7 +36,7 @@ def start_world(rank: int, world: int, meet: Rendezvous, *, backend: str, timeou
             token = torch.zeros(1, device="cuda" if backend == "nccl" else "cpu")
             dist.all_reduce(token)
     except (RuntimeError, ValueError) as error:
-        raise RunFailed(
+        raise PeerLost(
             f"rank {rank} of {world} could not join at {meet.host}:{meet.port}: "
             f"{first_line(error)}",
             remedy="check that all ranks run and reach that address, or raise monitor.timeout_s",

@@ -1,6 +1,5 @@
 """Progress of a run while it goes on: a redrawn line on a terminal, plain lines in a pipe."""
 
-import time
 from types import TracebackType
 
 from engine.spec.recipe import Recipe
@@ -14,7 +13,6 @@ class Live:
 
     def __init__(self, ui: Ui, recipe: Recipe) -> None:
         self.ui, self.recipe = ui, recipe
-        self._last_print_s = 0.0
         self._recent: list[float] = []
         self._status = ui.stderr.status("starting ranks") if ui.is_live else None
 
@@ -49,7 +47,6 @@ class Live:
             due = held_out
         if due or held_out or metrics.step == self.recipe.train.steps:
             self.ui.note(text)
-            self._last_print_s = time.monotonic()
 
     def _line(self, m: StepMetrics) -> str:
         total = self.recipe.train.steps
