@@ -1,4 +1,4 @@
-"""Make a run's data ready before its ranks start: faults show at once, and tokenising happens once."""
+"""Make a run's data ready before its ranks start: faults show at once, tokenising happens once."""
 
 from engine.data.tokens import prepare
 from engine.spec.recipe import Recipe

@@ -1,9 +1,9 @@
-"""GEMMs cut into pieces that take turns with the communication they belong to (paper 3.2, Figure 3).
+"""GEMMs cut into pieces that take turns with the communication they belong to (paper 3.2, Fig. 3).
 
-Column-parallel: while piece j is multiplied, piece j + 1 of the sequence is gathered. Row-parallel: while
-piece j is multiplied, the sum of piece j - 1 is scattered. A piece takes the same share of every rank's
-part of the sequence, so that results land where the plain form puts them. `ahead=False` waits for each
-piece before the next one: the same numbers bit by bit, nothing hidden.
+Column-parallel: while piece j is multiplied, piece j + 1 of the sequence is gathered. Row-parallel:
+while piece j is multiplied, the sum of piece j - 1 is scattered. A piece takes the same share of
+every rank's part of the sequence, so that results land where the plain form puts them.
+`ahead=False` waits for each piece before the next one: the same numbers bit by bit, nothing hidden.
 
 Shapes: s sequence, b micro-batch, t ranks of the tensor-parallel group, m = s / (t pieces).
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.comm.collectives import Group, Work, all_gather, reduce_scatter
 from engine.events.writer import EventWriter
-
 
 Pending = list[tuple[Tensor, Work]]
 """Pieces whose communication is under way."""

@@ -60,7 +60,7 @@ class TensorAxis:
         return whole
 
     def enter_matmul(self, x_sbh: Tensor, weights_t: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """The whole sequence times each weight [h, o], and the whole sequence; in pieces if so set."""
+        """The whole sequence times each weight [h, o], and the whole sequence; maybe in pieces."""
         if self.chunker is not None and self.chunker.fits(x_sbh.shape[0]):
             return self.chunker.gather_matmul(x_sbh, weights_t)
         whole = self.enter(x_sbh)
@@ -94,8 +94,9 @@ class TensorAxis:
 
     def finish(self, pending: Pending) -> None:
         """Wait for what a `start_` method began."""
-        for partial, work in pending:
-            self._timed("reduce_scatter" if self.split_sequence else "all_reduce", partial, work)
+        op = "reduce_scatter" if self.split_sequence else "all_reduce"
+        for summand, work in pending:
+            self._timed(op, summand, work)
 
     def sum(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """All-reduce of small statistics, in place."""
