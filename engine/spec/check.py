@@ -35,13 +35,6 @@ def check(
     `given` are the keys that somebody wrote (None: all), as opposed to defaults. Rules that look
     at a key in `wrong` are not asked: its value is only a stand-in.
     """
-    keys = Keys(recipe, given)
+    keys = Keys(recipe, given, wrong)
     found = [problem for rule in RULES for problem in rule(keys)]
-    return [p for p in found if not any(_is_wrong(key, wrong) for key in p.keys)]
-
-
-def _is_wrong(key: str, wrong: frozenset[str]) -> bool:
-    """Whether a key, or a section it lies in, is already known to be wrong."""
-    while key and key not in wrong:
-        key = key.rpartition(".")[0]
-    return bool(key)
+    return [p for p in found if not any(keys.is_wrong(key) for key in p.keys)]

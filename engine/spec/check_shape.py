@@ -105,6 +105,7 @@ def width(keys: Keys) -> Iterator[Problem]:
         names.append("model.kv_heads")
     if layout.sequence_parallel:
         names.append("model.seq")
+    names = [name for name in names if not keys.is_wrong(name)]
     broken = [name for name in names if keys.number(name) % layout.tp]
     if broken:
         common = gcd(*(keys.number(name) for name in names))

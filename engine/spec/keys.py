@@ -9,11 +9,18 @@ class Keys:
     """Looks keys up by their dotted name and shows them as a recipe writes them.
 
     `given` are the keys that somebody wrote, as opposed to defaults; None means all of them.
+    `wrong` are keys (or whole sections) whose values are only stand-ins.
     """
 
-    def __init__(self, recipe: Recipe, given: frozenset[str] | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        given: frozenset[str] | None = None,
+        wrong: frozenset[str] = frozenset(),
+    ) -> None:
         self.recipe = recipe
         self._given = given
+        self._wrong = wrong
 
     def number(self, key: str) -> int:
         """The whole number at a key."""
@@ -29,6 +36,12 @@ class Keys:
     def given(self, key: str) -> bool:
         """Whether file, preset or --set names the key."""
         return self._given is None or key in self._given
+
+    def is_wrong(self, key: str) -> bool:
+        """Whether a key, or a section it lies in, is already known to be wrong."""
+        while key and key not in self._wrong:
+            key = key.rpartition(".")[0]
+        return bool(key)
 
     def _value(self, key: str) -> object:
         value: object = self.recipe

@@ -13,7 +13,7 @@ from engine.spec.cluster import ClusterSpec
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
 
-_NAME_RULE = "a name of 1 to 64 letters, digits, dots, dashes, underscores; not a dot or dash first"
+_NAME_RULE = "1 to 64 letters, digits, dots, dashes, underscores, a letter or digit first"
 
 Precision = Literal["fp64", "fp32", "bf16"]
 

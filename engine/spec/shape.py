@@ -1,7 +1,7 @@
 """Which pipeline shapes can be scheduled: a rule on the recipe, used again by the builders above.
 
-Kinds: gpipe and 1f1b hold one chunk per stage; interleaved and zero-bubble hold `vpp` and need equal
-rounds; zb-v holds two.
+Kinds: gpipe and 1f1b hold one chunk per stage; interleaved and zero-bubble hold `vpp` and need
+equal rounds; zb-v holds two.
 """
 
 KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v")

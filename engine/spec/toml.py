@@ -91,9 +91,9 @@ def dump_toml(data: Mapping[str, Any]) -> str:
     return "\n".join(_section(data, "")).strip("\n") + "\n"
 
 
-def nearest(word: str, known: list[str]) -> str | None:
-    """The known word that was most likely meant."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+def nearest(word: str, known: list[str], *, alike: float = 0.6) -> str | None:
+    """The known word that was most likely meant; `alike` is how similar it must be, 0..1."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=alike)
     return close[0] if close else None
 
 
@@ -137,7 +137,7 @@ def _absent(path: Path) -> RecipeError:
             remedy="name an existing TOML file, e.g. recipes/tiny.toml",
         )
     stem = path.name.removesuffix(".toml")
-    close = nearest(stem, names)
+    close = nearest(stem, names, alike=0.75)
     remedy = "name an existing TOML file, e.g. recipes/tiny.toml"
     shipped = path.parent / "recipes" / f"{stem}.toml"
     if close or shipped.is_file():
