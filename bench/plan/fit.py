@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from prior import KNOBS, START  # noqa: E402
 
-from engine.plan.calibrate import errors, fit, left_out, points_of, refresh  # noqa: E402
+from engine.plan.calibrate import errors, fit, ladder_points, left_out, points_of, refresh  # noqa: E402
 from engine.plan.rows import read_rows  # noqa: E402
 from engine.plan.search import Z80  # noqa: E402
 
@@ -35,7 +35,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = read_rows(given.table)
     began = time.time()
-    points = points_of(rows, START)
+    rungs = [int(r["id"].rsplit("-", 1)[1]) - 1 for r in rows if r["id"].startswith("ms-t3-")]
+    points = points_of(rows, START) + ladder_points(START, rungs)
     constants = START
     for turn in range(given.refreshes):
         found = fit(points, START if turn == 0 else constants, KNOBS, rounds=given.rounds)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.plan.paper import TABLE_3, ablation, paper_layout, published_s
 from engine.plan.price import price
 from engine.plan.profiles import Fitted, SystemProfile
 from engine.plan.rows import Case, Row
@@ -43,6 +44,8 @@ class Point(NamedTuple):
     layout: PlanLayout
     ratio: float
     weight: float
+    rung: int = -1
+    """Row of the paper's Table 3 that the case is, whose profile is made of two; -1 for others."""
 
 
 def get(constants: Fitted, knob: Knob) -> float:
@@ -125,8 +128,11 @@ def _moved(case: Case, constants: Fitted) -> Case:
 def errors(points: Sequence[Point], constants: Fitted) -> Vector:
     """log(predicted / measured) of every point."""
     found = []
+    rungs = ablation(constants) if any(p.rung >= 0 for p in points) else []
     for point in points:
         case = _moved(point.case, constants)
+        if point.rung >= 0:
+            case = point.case._replace(job=rungs[point.rung][0])
         found.append(np.log(closed_s(case, point.layout) * point.ratio / case.measured_s))
     return np.array(found)
 
@@ -139,6 +145,8 @@ def _touches(knob: Knob, point: Point) -> bool:
         precision = "bf16" if point.case.job.precision == "fp16" else point.case.job.precision
         name = point.case.job.cluster.device.name
         return knob.name in (name, f"{name}/{precision}")
+    if point.rung >= 0:
+        return knob.name in ("megatron-2023", "megascale")
     return point.case.job.profile.name == knob.name
 
 
@@ -223,7 +231,26 @@ def _line_search(
 
 def refresh(points: Sequence[Point], constants: Fitted) -> list[Point]:
     """Simulate every point anew under other constants."""
-    return [_point(_moved(point.case, constants), point.weight) for point in points]
+    others = [_point(_moved(p.case, constants), p.weight) for p in points if p.rung < 0]
+    return others + ladder_points(constants, [p.rung for p in points if p.rung >= 0])
+
+
+def ladder_points(constants: Fitted, rungs: Sequence[int]) -> list[Point]:
+    """Rows of the paper's Table 3 as points of one more group; times follow from the printed MFU."""
+    found = []
+    for rung in rungs:
+        job, zero = ablation(constants)[rung]
+        case = Case(
+            id=f"table-3-{rung}", group="megascale-ablation", source="Table 3", hardware="A100",
+            job=job, layouts=(paper_layout(256, zero=zero),), measured_bytes=0.0, fits=-1,
+            measured_s=published_s(job, TABLE_3[rung][1]), layers_only=False, assumptions=(),
+        )  # fmt: skip
+        found.append(_point(case, LADDER_WEIGHT / len(rungs) ** 0.75)._replace(rung=rung))
+    return found
+
+
+LADDER_WEIGHT = 3.0
+"""Voice of Table 3 among the groups: its rows say what each cause costs, totals do not."""
 
 
 def left_out(
