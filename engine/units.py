@@ -53,7 +53,7 @@ def show_ratio(value: float) -> str:
 def parse_bytes(text: str) -> int:
     """`80GiB`, `512 MiB`, `1e9` or `64k` as bytes; raises ValueError on anything else."""
     cleaned = text.strip().replace(" ", "").replace("_", "")
-    scales = {unit: 1024**power for power, unit in enumerate(_BINARY)}
+    scales: dict[str, int] = {unit: 1 << (10 * power) for power, unit in enumerate(_BINARY)}
     scales |= {"k": 1000, "M": 10**6, "G": 10**9, "T": 10**12}
     scales |= {"kB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     for unit in sorted(scales, key=len, reverse=True):
