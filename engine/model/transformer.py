@@ -113,9 +113,14 @@ class AttentionCore(nn.Module):
 
     def _rotation(self, q: Tensor) -> tuple[Tensor, Tensor]:
         cached = self._tables
-        if cached is None or cached[0].shape[0] != q.shape[0] or cached[0].dtype != q.dtype:
+        if cached is None or _kind(cached[0]) != _kind(q):
             cached = self._tables = rotary_tables(q.shape[0], self.head_dim, self.theta, q)
         return cached
+
+
+def _kind(x: Tensor) -> tuple[int, torch.dtype, torch.device]:
+    """What a rotation table must share with its input: length, precision, place."""
+    return x.shape[0], x.dtype, x.device
 
 
 class MlpCore(nn.Module):
@@ -141,6 +146,8 @@ class Dropout(nn.Module):
         """Zero each element with probability `rate` and scale the rest; identity in evaluation."""
         if self.rate == 0.0 or not self.training:
             return x_sbh
+        if self.rate >= 1.0:
+            return x_sbh * 0.0
         s, _, h = x_sbh.shape
         site_key = random.key_of(self.seed, "dropout", self.site, micro.step)
         key_b = random.bits(site_key, micro.sample_b)[None, :, None]
