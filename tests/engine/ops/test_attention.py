@@ -72,7 +72,7 @@ def test_equal_scores_average_the_values_in_sight():
 
 
 def test_query_heads_share_key_heads_in_blocks():
-    """Head i reads key/value head i // (n / g), as in Llama: repeating the heads changes nothing."""
+    """Head i reads key/value head i // (n / g), as in Llama; repeating changes nothing."""
     q, k, v = inputs(S, 3)
     repeated = [t.repeat_interleave(2, dim=2) for t in (k, v)]
     grouped = attention(q, k, v, window=0)

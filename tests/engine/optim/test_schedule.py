@@ -1,6 +1,7 @@
 """The learning rate: its end points, its shape, its monotony."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def test_cosine_is_half_way_down_in_the_middle():
 def test_linear_falls_by_equal_steps():
     spec = OptimSpec(lr=1e-3, min_lr=1e-4, warmup_steps=10, decay="linear")
     found = rates(spec)[10:]
-    falls = [a - b for a, b in zip(found, found[1:], strict=False)]
+    falls = [a - b for a, b in pairwise(found)]
     assert falls == pytest.approx([9e-4 / 90] * 89)
 
 
