@@ -24,7 +24,7 @@ START = Fitted(
               async_backward=0.05, held_grad_bytes=3, keeps_outputs=True,
               reserve_bytes=4e9, fragments=1.08),
             P(name="megatron-flash", intercept_s=0.1, message_s=1e-4, held_grad_bytes=6),
-            P(name="megatron-2023", intercept_s=0.5, message_s=2e-4, slow_hosts=0.005),
+            P(name="megatron-2023", intercept_s=0.6, message_s=2e-4, slow_hosts=0.005, grad_bytes=2),
             P(name="megascale", **MODERN, grad_bytes=2, intercept_s=0.15, slow_hosts=0.005,
               message_s=2e-5),
             P(name="nemo", **MODERN, intercept_s=0.05, logit_bytes=6),
@@ -54,6 +54,7 @@ OVERLAPPING = ("megascale", "nemo", "megatron-core", "fsdp", "internevo")
 
 KNOBS = [
     _physics("wave_share", 1.0, True),
+    _physics("branch_fill", 1.0, True),
     _physics("k_fill", 0.5),
     _physics("align_64", 0.5, True),
     _physics("align_8", 0.5, True),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.plan.setup import Grid, Job, Num
-from engine.spec.model import AttentionCount
+from engine.spec.model import AttentionCount, ModelSpec
 
 _TILES = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.9), (64.0, 64.0, 0.6))
 
@@ -68,14 +68,15 @@ def gemm_s(job: Job, m: Num, n: Num, k: Num, *, low: bool = True) -> Num:
         peak = device.peak_flops_per_s.get("bf16", peak)
     rate = peak * device.sustained * job.speed
     units = float(device.units or 1)
+    share = physics.wave_share
+    if job.model.block == "parallel":
+        share *= 1 - physics.branch_fill
     best: Num = np.inf
     for rows, columns, speed in _TILES:
         tiles = np.ceil(m / rows) * np.ceil(n / columns)
         if device.units:
             exact = tiles / units
-            waves = physics.wave_share * np.ceil(exact) + (1 - physics.wave_share) * np.maximum(
-                exact, 1.0
-            )
+            waves = share * np.ceil(exact) + (1 - share) * np.maximum(exact, 1.0)
         else:
             waves = tiles
         seconds = waves * units * 2.0 * rows * columns * (k + physics.k_fill) / (rate * speed)
@@ -237,7 +238,9 @@ def flops_per_step(job: Job, count: AttentionCount = "full") -> float:
     """Model FLOPs of one optimizer step, without recomputation."""
     model = job.model
     tokens = float(job.global_batch * model.seq)
-    dense = model.flops_per_token(count) * tokens
+    dense = model.flops_per_token("full" if count == "full" else "none") * tokens
+    if count == "window":
+        dense += 12.0 * model.layers * model.q_size * _credited_span(model) * tokens
     if job.experts is None:
         return dense
     experts = job.experts
@@ -245,6 +248,12 @@ def flops_per_step(job: Job, count: AttentionCount = "full") -> float:
     width = experts.top_k * experts.ffn + experts.shared_ffn - model.ffn
     sparse = model.layers - experts.dense_layers
     return dense + 6.0 * tokens * sparse * gated * model.hidden * width
+
+
+def _credited_span(model: ModelSpec) -> float:
+    """Keys a query is credited with under sliding windows: the share of causal scores kept, times s."""
+    shares = [min(1.0, (model.window_of(i) or model.seq) / model.seq) for i in range(model.layers)]
+    return model.seq * sum(1 - (1 - share) ** 2 for share in shares) / model.layers
 
 
 def mfu(job: Job, step_s: Num, world: Num, count: AttentionCount = "full") -> Num:

@@ -20,6 +20,9 @@ class Physics(Noun, frozen=True, kw_only=True):
     """Hardware and library constants shared by every system."""
 
     wave_share: Annotated[Ratio, doc("1: whole waves of tiles, 0: perfectly balanced")] = 0.6
+    branch_fill: Annotated[
+        Ratio, doc("share of wave tails that the other branch of a parallel block fills")
+    ] = 0.5
     k_fill: Annotated[NonNegative, doc("extra k of a tile's prologue and epilogue")] = 200.0
     align_64: Annotated[Ratio, doc("speed of a GEMM side that is a multiple of 8, not of 64")] = 0.9
     align_8: Annotated[Ratio, doc("speed of a GEMM side that is not a multiple of 8")] = 0.6
