@@ -5,7 +5,11 @@ Measured on 615,000 events: msgspec with this reduction beats DuckDB's JSON read
 over, which is why there is no SQL here.
 """
 
+import os
 from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.diagnose.parts import PARTS, part_of
+from engine.diagnose.parts import DIRECT, PARTS, part_of
 from engine.errors import TraceError
 from engine.events.reader import event_files
 from engine.events.schema import Attr
@@ -22,6 +26,11 @@ from engine.spec.layout import Coord, ParallelLayout
 _FILE_LIMIT = 1 << 31
 _CELLS = 12_000_000
 """Ranks times steps kept; 16 parts of 4 bytes each make this 0.75 GiB at most."""
+
+_ALONE = 1024
+"""Below so many files starting processes costs more than it saves."""
+
+_ROW = {part: row for row, part in enumerate(PARTS)}
 
 _NESTED = frozenset({"host", "compute", "tp"})
 """Streams of the calling thread: their spans nest; other lanes run beside it."""
@@ -78,8 +87,11 @@ class Spans(NamedTuple):
 class _File(NamedTuple):
     tail: Tail
     layout: ParallelLayout
-    cells: dict[tuple[str, int], float]
-    steps: dict[int, float]
+    steps: NDArray[np.int64]
+    step_s: NDArray[np.float32]
+    """NaN where a step was not completed."""
+    seconds: NDArray[np.float32]
+    """[parts, steps]"""
     actions: dict[tuple[str, int], tuple[float, int]]
     microbatches: int
 
@@ -93,11 +105,11 @@ def load_spans(events: Path, *, last: int | None = None) -> Spans:
     read: dict[int, _File] = {}
     bad: list[tuple[str, str]] = []
     keep = last or max(8, _CELLS // len(files))
-    for rank, path in files.items():
-        try:
-            read[rank] = _read(path, rank, keep)
-        except TraceError as error:
-            bad.append((str(path), error.what))
+    for rank, outcome in _outcomes(files, keep):
+        if isinstance(outcome, _File):
+            read[rank] = outcome
+        else:
+            bad.append((str(files[rank]), outcome))
     if not read:
         raise TraceError(
             f"{events}: none of {len(files)} event files can be read, the first: {bad[0][1]}",
@@ -106,22 +118,42 @@ def load_spans(events: Path, *, last: int | None = None) -> Spans:
     return _arrays(read, keep, tuple(bad))
 
 
+_Outcome = _File | str
+
+
+def _outcomes(files: dict[int, Path], keep: int) -> Iterator[tuple[int, "_Outcome"]]:
+    """What each file holds or why it cannot be read; on several cores where there are many."""
+    jobs = [(path, rank, keep) for rank, path in files.items()]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if len(jobs) < _ALONE or cores < 2:
+        yield from map(_outcome, jobs)
+        return
+    with ProcessPoolExecutor(min(cores, 16)) as pool:
+        yield from pool.map(_outcome, jobs, chunksize=64)
+
+
+def _outcome(job: tuple[Path, int, int]) -> tuple[int, "_Outcome"]:
+    path, rank, keep = job
+    try:
+        return rank, _read(path, rank, keep)
+    except TraceError as error:
+        return rank, error.what
+
+
 def _arrays(read: dict[int, _File], keep: int, bad: tuple[tuple[str, str], ...]) -> Spans:
     ranks = np.array(sorted(read), dtype=np.int32)
-    numbers = sorted({step for file in read.values() for step in file.steps})[-keep:]
-    column = {step: index for index, step in enumerate(numbers)}
+    numbers = np.unique(np.concatenate([file.steps for file in read.values()]))[-keep:]
     shape = (len(ranks), len(numbers))
     step_s = np.full(shape, np.nan, np.float32)
     seconds = {part: np.zeros(shape, np.float32) for part in PARTS}
     actions: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for row, rank in enumerate(ranks.tolist()):
         file = read[rank]
-        for step, length in file.steps.items():
-            if step in column:
-                step_s[row, column[step]] = length
-        for (part, step), value in file.cells.items():
-            if step in column:
-                seconds[part][row, column[step]] += value
+        kept = np.isin(file.steps, numbers)
+        columns = np.searchsorted(numbers, file.steps[kept])
+        step_s[row, columns] = file.step_s[kept]
+        for index, part in enumerate(PARTS):
+            seconds[part][row, columns] = file.seconds[index, kept]
         for key, (total, count) in file.actions.items():
             actions[key][rank] = total / count
     layout = max((f.layout for f in read.values()), key=lambda one: one.world_size)
@@ -168,34 +200,83 @@ def _decode(path: Path) -> tuple[list[Line], bool]:
 
 def _read(path: Path, rank: int, keep: int) -> _File:
     lines, _ = _decode(path)
-    clock = next((line for line in lines if line.name == "clock"), None)
+    clock = next((line for line in lines[:16] if line.name == "clock"), None)
     layout = _layout(path, clock)
     if rank >= layout.world_size:
         raise TraceError(
             f"{path}: rank {rank} is outside the {layout.world_size} ranks of its first line",
             remedy="do not mix the event files of two runs in one folder",
         )
-    newest = max((line.step for line in lines), default=-1)
-    first = newest - keep
-    cells: dict[tuple[str, int], float] = defaultdict(float)
-    steps: dict[int, float] = {}
-    actions: dict[tuple[str, int], list[float]] = {}
-    microbatches = 1
-    for line, own_ns in _self_times(lines):
-        if line.step <= first:
-            continue
-        if line.name == "step":
-            steps[line.step] = line.dur_ns / 1e9
-        cells[part_of(line.name, line.attrs), line.step] += own_ns / 1e9
-        if line.name in ("forward", "backward"):
-            sums = actions.setdefault((line.name, int(line.attrs.get("chunk") or 0)), [0.0, 0])
-            sums[0] += own_ns / 1e9
-            sums[1] += 1
-            microbatches = max(microbatches, int(line.attrs.get("microbatch") or 0) + 1)
-    totals = {key: (total, int(count)) for key, (total, count) in actions.items()}
+    newest = max([line.step for line in lines], default=-1)
+    cells, steps, actions, microbatches = _reduce(_ordered(lines), newest - keep)
+    numbers = sorted({step for _, step in cells} | set(steps))
+    column = {step: index for index, step in enumerate(numbers)}
+    seconds = np.zeros((len(PARTS), len(numbers)), np.float32)
+    for (part, step), value in cells.items():
+        seconds[_ROW[part], column[step]] = value / 1e9
+    lengths = [steps.get(step, np.nan) / 1e9 for step in numbers]
     return _File(
-        _tail(path, rank, layout, lines, clock), layout, cells, steps, totals, microbatches
-    )
+        _tail(path, rank, layout, lines, clock), layout, np.array(numbers, np.int64),
+        np.array(lengths, np.float32), seconds,
+        {key: (total / 1e9, count) for key, (total, count) in actions.items()}, microbatches,
+    )  # fmt: skip
+
+
+def _ordered(lines: list[Line]) -> list[Line]:
+    """Spans of the calling thread in the order of their ends, children before their parents.
+
+    That is how they are written, so they are sorted only where a file differs. The forwards of a
+    validation are renamed: they are no training work. Lanes that run beside the calling thread
+    (pipeline and dp traffic) are left out: what they cost shows as `wait`.
+    """
+    spans = [line for line in lines if line.kind == "span" and line.stream in _NESTED]
+    ends = [line.t_ns + line.dur_ns for line in spans]
+    if any(a > b for a, b in pairwise(ends)):
+        spans.sort(key=lambda s: (s.t_ns + s.dur_ns, -s.t_ns))
+    validations = [(s.t_ns, s.t_ns + s.dur_ns) for s in spans if s.name == "eval"]
+    if validations:
+        for span in spans:
+            if any(a <= span.t_ns < b for a, b in validations):
+                span.name = "eval"
+    return spans
+
+
+def _reduce(
+    spans: list[Line], first: int
+) -> tuple[dict[tuple[str, int], int], dict[int, int], dict[tuple[str, int], tuple[int, int]], int]:
+    """Own nanoseconds by (part, step), lengths of steps, sums by (direction, chunk), micro-batches.
+
+    A span's own time is its length less that of the spans that closed inside it.
+    """
+    cells: dict[tuple[str, int], int] = {}
+    steps: dict[int, int] = {}
+    actions: dict[tuple[str, int], tuple[int, int]] = {}
+    microbatches = 1
+    starts: list[int] = []
+    lengths: list[int] = []
+    for span in spans:
+        start, own, name, step = span.t_ns, span.dur_ns, span.name, span.step
+        while starts and starts[-1] >= start:
+            starts.pop()
+            own -= lengths.pop()
+        starts.append(start)
+        lengths.append(span.dur_ns)
+        if step <= first:
+            continue
+        if own < 0:
+            own = 0
+        key = (DIRECT.get(name) or part_of(name, span.attrs), step)
+        cells[key] = cells.get(key, 0) + own
+        if name == "step":
+            steps[step] = span.dur_ns
+        elif name in ("forward", "backward"):
+            action = (name, int(span.attrs.get("chunk") or 0))
+            total, count = actions.get(action, (0, 0))
+            actions[action] = (total + own, count + 1)
+            number = int(span.attrs.get("microbatch") or 0)
+            if number >= microbatches:
+                microbatches = number + 1
+    return cells, steps, actions, microbatches
 
 
 def _layout(path: Path, clock: Line | None) -> ParallelLayout:
@@ -216,29 +297,6 @@ def _layout(path: Path, clock: Line | None) -> ParallelLayout:
     return layout
 
 
-def _self_times(lines: list[Line]) -> list[tuple[Line, int]]:
-    """Spans with the part of their length that no nested span covers.
-
-    A span is written when it closes, so children stand before their parent; lanes that run beside
-    the calling thread (pipeline and dp traffic) are left out: what they cost shows as `wait`.
-    """
-    spans = [line for line in lines if line.kind == "span" and line.stream in _NESTED]
-    spans.sort(key=lambda s: (s.t_ns + s.dur_ns, -s.t_ns))
-    validations = [(s.t_ns, s.t_ns + s.dur_ns) for s in spans if s.name == "eval"]
-    result: list[tuple[Line, int]] = []
-    closed: list[tuple[int, int]] = []
-    for span in spans:
-        inside = 0
-        while closed and closed[-1][0] >= span.t_ns:
-            inside += closed.pop()[1]
-        own = max(0, span.dur_ns - inside)
-        if validations and any(a <= span.t_ns < b for a, b in validations):
-            span.name = "eval"  # a validation's forwards are not training work
-        result.append((span, own))
-        closed.append((span.t_ns, span.dur_ns))
-    return result
-
-
 def _tail(
     path: Path, rank: int, layout: ParallelLayout, lines: list[Line], clock: Line | None
 ) -> Tail:
@@ -246,6 +304,8 @@ def _tail(
     ended = False
     last_open: list[Line] = []
     for number, line in enumerate(lines, 1):
+        if line.kind == "span":
+            continue
         if line.kind == "open":
             last_open.append(line)
         elif line.name == "error":
@@ -255,20 +315,13 @@ def _tail(
             ended = True
         elif line.name == "dropped":
             dropped = int(line.attrs.get("value") or 0)
-    newest = max((line.t_ns + line.dur_ns for line in lines), default=0)
-    opened = [line for line in last_open if line.t_ns + line.dur_ns >= newest - 2_000_000_000]
-    closed = [line for line in lines if line.kind == "span"]
+    late = lines[-256:]
+    newest = max((line.t_ns + line.dur_ns for line in late), default=0)
+    opened = [o for o in last_open if o.t_ns + o.dur_ns >= newest - 2_000_000_000]
+    closed = next((line.name for line in reversed(lines) if line.kind == "span"), "")
     offset = int(clock.attrs.get("wall_ns") or 0) - clock.t_ns if clock is not None else 0
     return Tail(
-        rank,
-        layout.coord(rank),
-        ended,
-        error,
-        error_line,
-        max((line.step for line in lines), default=-1),
-        closed[-1].name if closed else "",
-        newest + offset,
-        tuple(opened),
-        dropped,
-        str(path),
-    )
+        rank, layout.coord(rank), ended, error, error_line,
+        max((line.step for line in late), default=-1), closed, newest + offset,
+        tuple(opened), dropped, str(path),
+    )  # fmt: skip

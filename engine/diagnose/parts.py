@@ -34,12 +34,14 @@ LABELS = {
     "other": "between the spans",
 }
 
-_DIRECT = {
+DIRECT = {
     "forward": "forward", "backward": "backward", "backward_input": "backward",
     "backward_weight": "backward", "tp_comm": "wait_tp", "data": "data", "clip": "clip",
     "optimizer": "optimizer", "tied": "tied", "eval": "eval", "checkpoint": "checkpoint",
     "gc": "gc", "unshard": "wait_dp", "reduce_grad": "wait_dp",
 }  # fmt: skip
+"""Event name -> part, where the name alone decides."""
+
 _AXIS = {"pp": "wait_pp", "dp": "wait_dp", "tp": "wait_tp"}
 
 
@@ -47,4 +49,4 @@ def part_of(name: str, attrs: Mapping[str, object]) -> str:
     """The part of a span; a wait goes by the first two letters of what it waits on."""
     if name == "wait":
         return _AXIS.get(str(attrs.get("on", ""))[:2], "wait_other")
-    return _DIRECT.get(name, "other")
+    return DIRECT.get(name, "other")

@@ -50,7 +50,9 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     files = {s.place.rank for s in sources if s.place.rank is not None}
     voices = files | {c.rank for c in claims if c.rank is not None}
     world = max([s.world for s in sources] + [len(files)], default=0)
-    candidates = rank_candidates([c for c in claims if c.category != WAKE and c.weight > 0], world)
+    candidates = rank_candidates(
+        [c for c in claims if c.category != WAKE and c.weight >= 0.5], world
+    )
     waiting = {c.rank for c in wakes if c.rank is not None}
     findings = [_finding(c, sources, waiting, world) for c in candidates[:6]]
     stalls = [
