@@ -46,7 +46,9 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
             tp=overlap, pp=overlap, dp=overlap, tp_pieces=args.get("tp_pieces", 1)
         ),
         optimizer=OptimSpec(lr=5e-3, min_lr=1e-3, warmup_steps=3),
-        train=TrainSpec(steps=STEPS, precision=args.get("precision", "fp64")),
+        train=TrainSpec(
+            steps=STEPS, precision=args.get("precision", "fp64"), recompute=args.get("recompute", "none")
+        ),
     )  # fmt: skip
 
 

@@ -9,17 +9,20 @@ engine/parallel/apply.py swaps them.
 Shapes: s sequence, b micro-batch, h hidden, n heads, g key/value heads, d head size, v vocabulary.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.model.parameter import Init, info_of, initialize, name_parameters, parameter
 from engine.ops import random
 from engine.ops.attention import attention
 from engine.ops.rotary import rotary_tables, rotate
 from engine.spec.model import ModelSpec
+from engine.spec.recipe import Recompute
 
 
 class MicroBatch(NamedTuple):
@@ -177,16 +180,21 @@ class Sublayer(nn.Module):
         self.into = Into(spec.hidden, into, bias=spec.bias)
         self.out = Out(spec.hidden, out, bias=spec.bias)
         self.drop = Dropout(spec.dropout, f"{layer}.{'+'.join(cores)}")
+        self.recompute = False
+        """Keep the inputs of the cores only, and run them again in the backward."""
+
+    def _run(self, core: nn.Module, *parts: Tensor) -> Tensor:
+        return again(core, *parts) if self.recompute else core(*parts)
 
     def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
         """X + out(cores(into(norm(x))))."""
         parts = self.into(self.norm(x_sbh))
         mixed = []
         if self.attn is not None:
-            mixed.append(self.attn(*parts[:3]))
+            mixed.append(self._run(self.attn, *parts[:3]))
             parts = parts[3:]
         if self.mlp is not None:
-            mixed.append(self.mlp(*parts))
+            mixed.append(self._run(self.mlp, *parts))
         return x_sbh + self.drop(self.out(mixed), micro)
 
 
@@ -200,9 +208,16 @@ class Block(nn.Module):
         else:
             self.attn = Sublayer(spec, layer, ("attn",))
             self.mlp = Sublayer(spec, layer, ("mlp",))
+        self.recompute = False
+        """Keep the block's input only, and run it again in the backward."""
 
     def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
         """Run the sublayers in order."""
+        if self.recompute and torch.is_grad_enabled():
+            return again(self._sublayers, x_sbh, micro)
+        return self._sublayers(x_sbh, micro)
+
+    def _sublayers(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
         for sublayer in self.children():
             x_sbh = sublayer(x_sbh, micro)
         return x_sbh
@@ -273,6 +288,23 @@ def whole_model(spec: ModelSpec, *, seed: int, dtype: torch.dtype) -> Chunk:
             box = info.box(0, 1)
             initialize(tensor, info, box, seed=seed, std=spec.init_std, layers=spec.layers)
     return model
+
+
+def again(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    """Call a function whose inner activations are dropped and computed again in the backward.
+
+    No random state is saved: dropout here is counted, so the second run draws the same masks.
+    """
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+def set_recompute(model: nn.Module, mode: Recompute) -> None:
+    """Say what every block keeps for its backward."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.recompute = mode == "full"
+        elif isinstance(module, Sublayer):
+            module.recompute = mode == "selective"
 
 
 def set_seed(model: nn.Module, seed: int) -> None:

@@ -16,6 +16,7 @@ from engine.spec.model import ModelSpec
 _NAME_RULE = "1 to 64 letters, digits, dots, dashes, underscores, a letter or digit first"
 
 Precision = Literal["fp64", "fp32", "bf16"]
+Recompute = Literal["none", "selective", "full"]
 
 
 class BatchSpec(Noun, frozen=True, kw_only=True):
@@ -93,6 +94,10 @@ class TrainSpec(Noun, frozen=True, kw_only=True):
 
     steps: Annotated[Count, doc("optimizer steps in total")] = 100
     precision: Annotated[Precision, doc("of parameters and activations; master is fp32")] = "fp32"
+    recompute: Annotated[
+        Recompute,
+        doc("activations computed again in the backward: none, attention and MLP cores, blocks"),
+    ] = "none"
     device: Annotated[Literal["auto", "cpu", "cuda"], doc("auto: cuda if present")] = "auto"
     ops: Annotated[
         Literal["auto", "reference", "native"], doc("operators: native ones where present")

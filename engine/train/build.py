@@ -7,6 +7,7 @@ import torch
 from engine.comm.mesh import Mesh
 from engine.device import DTYPES, Device
 from engine.events.writer import EventWriter
+from engine.model.transformer import set_recompute
 from engine.optim.adam import ShardAdamW
 from engine.parallel.apply import Placement, parallelize
 from engine.parallel.chunked import Chunker
@@ -70,6 +71,7 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     for chunk in program.chunks_of(layout.coord(mesh.rank).pp):
         ends = (chunk == 0, chunk == layout.chunks - 1)
         made = parallelize(model, layout.layers_of(chunk, model.layers), ends, axis, place)
+        set_recompute(made.module, recipe.train.recompute)
         chunks[chunk] = made.module
         units[chunk] = _unit(recipe, made.flat, mesh, axis)
         if made.tied is not None:

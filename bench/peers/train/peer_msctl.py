@@ -18,8 +18,8 @@ from engine.events.writer import EventWriter
 from engine.model.transformer import MicroBatch
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
-from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, TrainSpec
-from engine.train.build import build_engine
+from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, ScheduleSpec, TrainSpec
+from engine.train.build import build_engine, step_program
 from engine.train.trainer import Trainer
 
 
@@ -31,10 +31,15 @@ def recipe_of(a: argparse.Namespace, w: Workload) -> Recipe:
         layers=w.layers, hidden=w.dim, heads=w.heads, ffn=w.ffn, vocab=w.vocab, seq=w.seq,
         norm="rmsnorm", activation="swiglu", position="rotary", bias=False, tied=False,
     )  # fmt: skip
-    batch = BatchSpec(global_batch=w.micro_batch * w.micro_batches * a.dp, micro_batch=w.micro_batch)
+    batch = BatchSpec(
+        global_batch=w.micro_batch * w.micro_batches * a.dp, micro_batch=w.micro_batch
+    )
     return Recipe(
         name="peer", model=model, batch=batch, layout=layout,
-        overlap=OverlapSpec(pp=not a.no_overlap, dp=not a.no_overlap),
+        overlap=OverlapSpec(
+            tp=not a.no_overlap, pp=not a.no_overlap, dp=not a.no_overlap, tp_pieces=a.tp_pieces
+        ),
+        schedule=ScheduleSpec(kind=a.schedule),
         optimizer=OptimSpec(lr=1e-3, min_lr=1e-3, decay="constant"),
         train=TrainSpec(steps=w.steps, deterministic=False),
     )  # fmt: skip
@@ -46,6 +51,8 @@ def main() -> None:
     for axis in ("tp", "pp", "vpp", "dp"):
         ap.add_argument(f"--{axis}", type=int, default=1)
     ap.add_argument("--zero", type=int, default=2)
+    ap.add_argument("--schedule", default="auto")
+    ap.add_argument("--tp-pieces", type=int, default=1)
     ap.add_argument("--no-sp", action="store_true")
     ap.add_argument("--no-overlap", action="store_true")
     a = ap.parse_args()
@@ -56,7 +63,9 @@ def main() -> None:
     layout = recipe.layout
     meet = Rendezvous("127.0.0.1", int(os.environ.get("MASTER_PORT", 29500)) + 1)
     start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=120)
-    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=120)
+    program = step_program(recipe)
+    last = program.stage_of(program.chunks - 1)
+    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=120, last_stage=last)
     events = EventWriter(None, rank)
     trainer = Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
     generator = torch.Generator().manual_seed(1000 + layout.coord(rank).dp)

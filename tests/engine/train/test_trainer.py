@@ -95,3 +95,12 @@ def test_chunked_tensor_parallel_equals_the_plain_model_and_itself_without_overl
     ahead = world.run("tests.parallel_case:train", 4, args)
     assert worst(reference(args), ahead[0]) < FLOAT64_TOLERANCE
     assert ahead == world.run("tests.parallel_case:train", 4, args | {"overlap": False})
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("kind", ["interleaved", "zb-v"])
+def test_recomputation_changes_nothing(world: World, recompute: str, kind: str) -> None:
+    layout = {"tp": 2, "pp": 2, "vpp": 2}
+    args = {"layout": layout, "shape": "dropout", "block": "parallel", "schedule": kind}
+    kept = world.run("tests.parallel_case:train", 4, args)
+    assert kept == world.run("tests.parallel_case:train", 4, args | {"recompute": recompute})
