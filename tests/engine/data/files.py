@@ -7,7 +7,9 @@ from pathlib import Path
 
 import zstandard
 
-from engine.spec.recipe import DataSpec
+from engine.spec.layout import ParallelLayout
+from engine.spec.model import ModelSpec
+from engine.spec.recipe import BatchSpec, DataSpec, Recipe, TrainSpec
 
 
 def spec(*sources: object, **keys: object) -> DataSpec:
@@ -36,3 +38,17 @@ def write_parquet(path: Path, texts: Sequence[str | None], column: str = "text")
         connection.execute(f"INSERT INTO t {rows}", [len(texts), list(texts)])
         connection.execute(f"COPY t TO '{path}' (FORMAT parquet)")
     return path
+
+
+def recipe(
+    data: DataSpec, *, seq: int = 8, global_batch: int = 4, dp: int = 2, eval_batches: int = 4
+) -> Recipe:
+    """A recipe of a small model over some data, micro-batches of one."""
+    return Recipe(
+        name="t",
+        model=ModelSpec(layers=1, hidden=8, heads=1, vocab=256, seq=seq),
+        batch=BatchSpec(global_batch=global_batch),
+        layout=ParallelLayout(dp=dp),
+        data=data,
+        train=TrainSpec(eval_batches=eval_batches),
+    )

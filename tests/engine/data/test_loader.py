@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from engine.data.dataset import SyntheticDataset
-from engine.data.loader import Loader, Share, open_loaders, open_samples
+from engine.data.loader import Loader, open_loaders
 from engine.data.order import SampleOrder
-from engine.errors import RecipeError
-from engine.spec.layout import ParallelLayout
-from engine.spec.model import ModelSpec
-from engine.spec.recipe import BatchSpec, Recipe, TrainSpec
-from tests.engine.data.files import spec, write_jsonl
+from engine.data.samples import open_samples
+from engine.spec.recipe import BatchSpec
+from tests.engine.data.files import recipe, spec, write_jsonl
 
 DATA = SyntheticDataset(seq=16, vocab=64, seed=1, num=37)
 LAYOUTS = [(dp, size) for dp in (1, 2, 4, 8) for size in (1, 2, 4) if 16 % (dp * size) == 0]
@@ -72,28 +70,6 @@ def test_shapes_are_sequence_first():
         assert tokens.dtype == targets.dtype == ids.dtype == torch.int64
         assert tokens.is_contiguous()
         assert targets.is_contiguous()
-    assert Share(BatchSpec(global_batch=16, micro_batch=4), dp=2, replica=1).places.tolist() == [
-        [4, 5, 6, 7],
-        [12, 13, 14, 15],
-    ]
-
-
-def test_what_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="does not divide"):
-        Share(BatchSpec(global_batch=6, micro_batch=2), dp=2, replica=0)
-    with pytest.raises(ValueError, match="replica 2"):
-        Share(BatchSpec(global_batch=4), dp=2, replica=2)
-
-
-def recipe(data, *, seq=8, global_batch=4, **train):
-    return Recipe(
-        name="t",
-        model=ModelSpec(layers=1, hidden=8, heads=1, vocab=256, seq=seq),
-        batch=BatchSpec(global_batch=global_batch),
-        layout=ParallelLayout(dp=2),
-        data=data,
-        train=TrainSpec(**train),
-    )
 
 
 @pytest.fixture
@@ -124,12 +100,6 @@ def test_no_validation_is_none(source):
     assert open_loaders(recipe(source, eval_batches=0), replica=0)[1] is None
     without = msgspec.structs.replace(source, validation=0.0)
     assert open_loaders(recipe(without), replica=0)[1] is None
-
-
-def test_too_little_held_out_is_an_error(source):
-    with pytest.raises(RecipeError, match=r"fewer than batch\.global_batch = 512") as info:
-        open_loaders(recipe(source, global_batch=512), replica=0)
-    assert "data.validation above 0.2" in info.value.remedy
 
 
 def test_synthetic_needs_no_source_and_holds_out_other_samples():
