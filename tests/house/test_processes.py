@@ -1,9 +1,9 @@
 """Rule 2: commands that need no torch do not load it, and start in an instant."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -34,10 +34,12 @@ def test_torch_is_not_imported(arguments, root):
 
 
 def test_help_is_instant(root):
-    best = 10.0
+    """CPU seconds, the least of five: the wall clock of a busy machine says nothing about msctl."""
+    used = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "msctl", "--help"], capture_output=True, cwd=root,
                        timeout=60, check=True)  # fmt: skip
-        best = min(best, time.perf_counter() - start)
-    assert best <= HELP_LIMIT_S
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(used) <= HELP_LIMIT_S

@@ -1,4 +1,4 @@
-"""Rule 6: every shipped recipe loads, resolves to itself, has a schedule that is safe, and plans."""
+"""Rule 6: every shipped recipe loads, resolves to itself, has a safe schedule, and plans."""
 
 import pytest
 
