@@ -249,7 +249,7 @@ def ladder_points(constants: Fitted, rungs: Sequence[int]) -> list[Point]:
     return found
 
 
-LADDER_WEIGHT = 3.0
+LADDER_WEIGHT = 4.0
 """Voice of Table 3 among the groups: its rows say what each cause costs, totals do not."""
 
 
