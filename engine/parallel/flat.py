@@ -36,7 +36,7 @@ class FlatChunk:
     """Buffers of a chunk: `data` in the precision of the forward, `grad` in that of the reduction.
 
     Both have `padded` elements, a multiple of the data-parallel degree. The gradient buffer exists
-    from the first backward of a step until `drop_grad` (ZeRO-2) or for ever.
+    from the first backward of a step until `clear_grad(keep=False)`, or for ever.
     """
 
     def __init__(

@@ -39,6 +39,8 @@ class ShardedChunk:
         """Update that `flat.data` belongs to on this rank, and the one `master` has reached."""
         self.target = 0
         self._gather: Work | None = None
+        self._gathering = 0
+        """Update whose parameters the gather brings."""
         self._reduce: Work | None = None
 
     def start_unshard(self) -> None:
@@ -51,6 +53,7 @@ class ShardedChunk:
             part.copy_(self.master)
         replicas = self.mesh.dp_gather.size
         alone = self.zero == 0 or replicas == 1
+        self._gathering = self.target
         self._gather = DONE if alone else all_gather(self.flat.data, part, self.mesh.dp_gather)
 
     def finish_unshard(self) -> None:
@@ -58,7 +61,7 @@ class ShardedChunk:
         if self._gather is not None:
             self._gather.wait()
             self._gather = None
-            self.generation = self.target
+            self.generation = self._gathering
         assert self.generation == self.target, (
             f"stale parameters: of update {self.generation}, need {self.target}"
         )
