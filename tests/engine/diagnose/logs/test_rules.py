@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines as the components print them
 import pytest
 
 from engine.diagnose.logs.rules import RULES, WAKE, classify, match, talks_about

@@ -1,0 +1,188 @@
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.diagnose.finding import Report
+from engine.diagnose.foreign import Inputs, diagnose_foreign, inputs_of
+from engine.diagnose.logs.scan import Scanner
+from engine.diagnose.readers import files
+from engine.diagnose.readers.files import FileFault
+from engine.diagnose.readers.unpickle import load_plain
+from engine.errors import TraceError
+
+FIXTURES = Path(__file__).parent / "fixtures"
+"""Recordings of eight real gloo processes (tp 2, pp 2, dp 2) with rank 5 at fault in step 6."""
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "category", "ranks"),
+    [
+        ("sleep", "hang", "rank_blocked", (5,)),
+        ("sigstop", "hang", "rank_blocked", (5,)),
+        ("skip", "hang", "desync", (4, 5)),
+        ("exit", "crash", "crash", (5,)),
+        ("mismatch", "crash", "desync", (4, 5)),
+    ],
+)
+def test_a_real_job_with_a_fault(job, kind, category, ranks):
+    verdict = diagnose_foreign(inputs_of(FIXTURES / job)).verdict
+    assert (verdict.kind, verdict.category, verdict.ranks) == (kind, category, ranks)
+
+
+def test_dumps_as_pickle_and_as_json_say_the_same(tmp_path):
+    for path in (FIXTURES / "sleep" / "fr").iterdir():
+        value = pickle.loads(path.read_bytes())
+        (tmp_path / f"{path.name}.json").write_text(json.dumps(value))
+    a = diagnose_foreign(inputs_of(FIXTURES / "sleep"))
+    b = diagnose_foreign(inputs_of(FIXTURES / "sleep")._replace(fr=tmp_path))
+    assert a.verdict.ranks == b.verdict.ranks == (5,)
+
+
+def test_one_missing_dump_is_evidence_and_not_a_gap(tmp_path):
+    folder = FIXTURES / "sigstop"
+    report = diagnose_foreign(inputs_of(folder))
+    assert "no dump or heartbeat of rank 5" in report.verdict.why
+
+
+def test_what_was_not_given_is_listed():
+    report = diagnose_foreign(Inputs(logs=FIXTURES / "exit" / "logs"))
+    assert any("kernel logs" in gap for gap in report.not_looked_at)
+    assert any("flight-recorder" in gap for gap in report.not_looked_at)
+
+
+def test_a_report_survives_json():
+    report = diagnose_foreign(inputs_of(FIXTURES / "skip"))
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+def test_no_input_is_an_error_with_a_remedy():
+    with pytest.raises(TraceError) as caught:
+        diagnose_foreign(Inputs())
+    assert "--logs" in caught.value.remedy
+    with pytest.raises(TraceError):
+        diagnose_foreign(Inputs(logs=Path("nowhere")))
+
+
+# --- hostile input
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("touch pwned",)
+
+
+def test_no_code_runs_from_a_dump(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dump = tmp_path / "fr"
+    dump.mkdir()
+    (dump / "rank_0").write_bytes(pickle.dumps({"entries": [Malicious()]}))
+    report = diagnose_foreign(Inputs(fr=dump))
+    assert not (tmp_path / "pwned").exists()
+    assert "refused" in report.unreadable[0].text
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_pickle_protocol_of_plain_containers_is_read(protocol):
+    value = {"a": [1, 2.5, None, True, "x" * 300, (1, 2, 3, 4)], "b": {"c": -(2**70)}}
+    assert load_plain(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize("value", [os.system, Malicious(), slice(1), Path("x"), range(3), {1, 2j}])
+def test_a_pickle_that_asks_for_a_name_is_refused(value):
+    with pytest.raises(FileFault):
+        load_plain(pickle.dumps(value))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\x80", b"\x80\x04", b"garbage", os.urandom(4096), b"\x80\x04]" * 10, b"{" * 100_000,
+        b'{"entries": 3}', b'{"entries": [{"process_group": 3}]}', b"[1, 2]", b"null",
+        pickle.dumps({"entries": [1, None, {}]}), b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        pickle.dumps({"entries": []})[:-3], b"\x80\x02X\xff\xff\xff\x7fabc.",
+    ],
+)  # fmt: skip
+def test_a_damaged_dump_is_named_and_the_rest_is_read(data, tmp_path):
+    fr = tmp_path / "fr"
+    fr.mkdir()
+    for path in (FIXTURES / "sleep" / "fr").iterdir():
+        (fr / path.name).write_bytes(path.read_bytes())
+    (fr / "rank_99").write_bytes(data)
+    report = diagnose_foreign(inputs_of(FIXTURES / "sleep")._replace(fr=fr))
+    assert report.verdict.ranks == (5,)
+    assert report.read["dumps"] in (8, 9)
+
+
+def test_garbage_among_logs_is_named_and_the_rest_is_read(tmp_path):
+    healthy = "[rank{0}] INFO iteration 1/9 | lm loss: 2.0\n" * 20
+    for rank in range(4):
+        (tmp_path / f"rank_{rank}.log").write_text(healthy.format(rank))
+    with (tmp_path / "rank_2.log").open("a") as log:
+        log.write("[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+    (tmp_path / "rank_7.log").write_bytes(bytes(range(256)) * 64)
+    (tmp_path / "rank_8.log.gz").write_bytes(gzip.compress(b"x" * 100_000)[:-40])
+    (tmp_path / "rank_9.log").write_bytes("[rank9] iteration 1 loss 2\n".encode("utf-16"))
+    (tmp_path / "empty.log").write_bytes(b"")
+    report = diagnose_foreign(Inputs(logs=tmp_path))
+    assert (report.verdict.category, report.verdict.ranks) == ("cuda_oom", (2,))
+    named = {Path(e.file).name for e in report.unreadable}
+    assert named == {"rank_7.log", "rank_8.log.gz"}
+
+
+def test_an_error_in_utf16_is_read(tmp_path):
+    log = tmp_path / "rank_3.log"
+    log.write_bytes(
+        "[rank3] ok\n[rank3]: CUDA error: uncorrectable ECC error encountered\n".encode("utf-16")
+    )
+    verdict = diagnose_foreign(Inputs(logs=tmp_path)).verdict
+    assert (verdict.category, verdict.ranks, verdict.line) == ("gpu_ecc", (3,), 2)
+
+
+def test_a_huge_line_is_not_read_whole(tmp_path):
+    log = tmp_path / "rank_0.log"
+    with log.open("wb") as file:
+        file.write(b"[rank0] ok\n")
+        for _ in range(64):
+            file.write(b"x" * (1 << 18))
+        file.write(b"\nOSError: [Errno 28] No space left on device\n")
+    scan = Scanner().scan(log)
+    (hits,) = scan.hits.values()
+    assert hits[0].line == 3
+    assert any("longer than" in fault for fault in scan.faults)
+
+
+def test_a_zip_bomb_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "EXPANDED_LIMIT", 8 << 20)
+    log = tmp_path / "rank_0.log.gz"
+    log.write_bytes(gzip.compress(b"a\n" * (16 << 20)))
+    scan = Scanner().scan(log)
+    assert scan.size <= 9 << 20
+    assert any("expands" in fault for fault in scan.faults)
+
+
+def test_deep_json_is_a_fault_and_no_crash(tmp_path):
+    deep = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
+    for kind in ("fr", "heartbeats", "ras", "segments", "traces"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "rank_0.json").write_bytes(deep)
+        report = diagnose_foreign(Inputs(**{kind: folder}))
+        assert report.verdict.state in ("unknown", "healthy")
+
+
+def test_two_jobs_in_one_folder_do_not_mix_ranks(tmp_path):
+    for job in ("a", "b"):
+        for rank in range(3):
+            path = tmp_path / job / f"rank_{rank}.log"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"[rank{rank}] iteration 1 loss 2\n" * 5)
+    with (tmp_path / "b" / "rank_1.log").open("a") as log:
+        log.write("KeyError: 'labels'\n")
+    verdict = diagnose_foreign(Inputs(logs=tmp_path)).verdict
+    assert (verdict.category, verdict.ranks) == ("code_error", (1,))
+    assert verdict.file.endswith("b/rank_1.log")
