@@ -84,8 +84,9 @@ class Pipeline:
                             self._backward(action, scale)
                         self._owed[action.chunk, action.microbatch or 0] = owed
                     case Kind.BACKWARD_WEIGHT:
-                        for job in self._owed.pop((action.chunk, action.microbatch or 0)):
-                            job()
+                        with torch.no_grad():  # else the buffer would hold on to the graph
+                            for job in self._owed.pop((action.chunk, action.microbatch or 0)):
+                                job()
                     case Kind.SEND_F | Kind.SEND_B:
                         self._send(action)
                     case Kind.RECV_F | Kind.RECV_B:
