@@ -47,7 +47,8 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
         ),
         optimizer=OptimSpec(lr=5e-3, min_lr=1e-3, warmup_steps=3),
         train=TrainSpec(
-            steps=STEPS, precision=args.get("precision", "fp64"), recompute=args.get("recompute", "none")
+            steps=STEPS, precision=args.get("precision", "fp64"),
+            recompute=args.get("recompute", "none"),
         ),
     )  # fmt: skip
 

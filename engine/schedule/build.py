@@ -1,4 +1,4 @@
-"""Builders: GPipe, 1F1B, interleaved 1F1B and the zero-bubble family as lists of compute actions.
+"""Builders: GPipe, 1F1B, interleaved 1F1B, breadth-first and the zero-bubble family as lists of compute actions.
 
 Compute only; `comm.py` adds what has to be sent, gathered and reduced. The orders equal those that
 `torch.distributed.pipelining` generates for the same shape, which a test checks. Paper 2
@@ -16,7 +16,8 @@ from engine.spec.shape import resolve_kind as resolve_kind
 def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
     """A compute-only schedule; LayoutError if the shape is not legal.
 
-    kind is `auto`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble` or `zb-v`; pp stages of vpp chunks.
+    kind is `auto`, `gpipe`, `1f1b`, `interleaved`, `breadth-first`, `zero-bubble` or
+    `zb-v`; pp stages of vpp chunks.
     """
     kind = resolve_kind(kind, vpp)
     reason = legal(kind, pp, vpp, microbatches)
@@ -28,7 +29,7 @@ def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
         )
     maker = {
         "gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved,
-        "zero-bubble": _zero_bubble, "zb-v": _zb_v,
+        "breadth-first": _breadth_first, "zero-bubble": _zero_bubble, "zb-v": _zb_v,
     }[kind]  # fmt: skip
     stages = tuple(tuple(maker(stage, pp, vpp, microbatches)) for stage in range(pp))
     placement: Placement = "v" if kind == "zb-v" else "loop"
@@ -57,6 +58,17 @@ def _interleaved(stage: int, pp: int, vpp: int, microbatches: int) -> list[Actio
     """
     forwards, backwards, per_round = _rounds(stage, pp, vpp, microbatches)
     return _weave(forwards, backwards, warmup=(vpp - 1) * per_round + 2 * (pp - 1 - stage))
+
+
+def _breadth_first(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+    """All micro-batches through one chunk before the next (arXiv:2211.05953).
+
+    Costs the activations of every micro-batch, and gives the gather of the next chunk and the
+    reduction of the last one a whole chunk's work of all micro-batches to hide behind.
+    """
+    local = [c * pp + stage for c in range(vpp)]
+    forwards = [Action(Kind.FORWARD, c, m) for c in local for m in range(microbatches)]
+    return forwards + [action._replace(kind=Kind.BACKWARD) for action in reversed(forwards)]
 
 
 def _zero_bubble(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:

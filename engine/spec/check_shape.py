@@ -121,14 +121,15 @@ def width(keys: Keys) -> Iterator[Problem]:
 
 
 def depth(keys: Keys) -> Iterator[Problem]:
-    """Pipeline parallelism divides the layers into equal chunks."""
+    """Equal chunks of layers, for stages to interleave or for replicas to gather one by one."""
     layout, model = keys.recipe.layout, keys.recipe.model
-    if layout.pp == 1 and layout.vpp > 1:
+    if layout.pp == 1 and layout.dp == 1 and layout.vpp > 1:
         yield problem(
             "layout.vpp",
             "layout.pp",
-            what=f"{keys.show('layout.vpp')} interleaves a pipeline of {keys.show('layout.pp')}",
-            remedy="set layout.vpp to 1, or layout.pp to at least 2",
+            what=f"{keys.show('layout.vpp')} cuts the model into chunks, but layout.pp = 1 and "
+            "layout.dp = 1 leave nothing to interleave or to gather chunk by chunk",
+            remedy="set layout.vpp to 1, or layout.pp or layout.dp to at least 2",
         )
     elif model.layers % layout.chunks:
         yield problem(

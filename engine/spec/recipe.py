@@ -34,7 +34,9 @@ class ScheduleSpec(Noun, frozen=True, kw_only=True):
     """The order of forwards and backwards in the pipeline."""
 
     kind: Annotated[
-        Literal["auto", "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"],
+        Literal[
+            "auto", "gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v"
+        ],
         doc("auto: interleaved if vpp > 1, else 1f1b"),
     ] = "auto"
 

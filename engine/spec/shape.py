@@ -1,10 +1,10 @@
 """Which pipeline shapes can be scheduled: a rule on the recipe, used again by the builders above.
 
 Kinds: gpipe and 1f1b hold one chunk per stage; interleaved and zero-bubble hold `vpp` and need
-equal rounds; zb-v holds two.
+equal rounds; breadth-first holds any number; zb-v holds two.
 """
 
-KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v")
+KINDS = ("gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v")
 
 
 def resolve_kind(kind: str, vpp: int) -> str:

@@ -22,7 +22,7 @@ from tests.engine.spec.samples import changed
      ({"model": {"vocab": 257}}, "does not divide model.vocab = 257", "set layout.tp to 1"),
      ({"model": {"kv_heads": 1}}, "does not divide model.kv_heads = 1", "set layout.tp to 1"),
      ({"model": {"seq": 63}}, "does not divide model.seq = 63", "layout.tp to 1"),
-     ({"layout": {"pp": 1}}, "layout.vpp = 2 interleaves a pipeline of layout.pp = 1", "vpp to 1"),
+     ({"layout": {"pp": 1, "dp": 1}}, "layout.vpp = 2 cuts the model into chunks", "vpp to 1"),
      ({"layout": {"vpp": 3}}, "= 2 * 3 = 6 does not divide model.layers = 8", "is 2 or 4 or 8"),
      ({"batch": {"global_batch": 18}}, "is not a multiple of", "to 16 or 20"),
      ({"batch": {"global_batch": 2}}, "is not a multiple of", "set batch.global_batch to 4"),
