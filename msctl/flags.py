@@ -12,7 +12,6 @@ command with sub-commands makes `app = command_group("What the group is for")` a
 import functools
 import inspect
 import logging
-import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,11 +70,8 @@ Sets = Annotated[
 
 def command_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command `--json -q -v` and, as its first argument, a `Ui`."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    own = [
-        p.replace(annotation=hints.get(p.name, p.annotation))
-        for p in list(inspect.signature(command).parameters.values())[1:]
-    ]
+    # Not typing.get_type_hints: on Python 3.10 it wraps what defaults to None and hides the option.
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
     @functools.wraps(command)
     def wrapper(ctx: typer.Context, json: bool, quiet: bool, verbose: int, **given: Any) -> None:
