@@ -66,7 +66,11 @@ class NormOp(NamedTuple):
         if self.kernels is not None and self.kernels.fit(x):
             return self._native_forward(x, weight, bias, residual)
         s = x if residual is None else x + residual
-        return _layer_norm(s, weight, bias, self) if self.kind == "layernorm" else _rms(s, weight, self)
+        return (
+            _layer_norm(s, weight, bias, self)
+            if self.kind == "layernorm"
+            else _rms(s, weight, self)
+        )
 
     def backward(
         self, dy: Tensor, saved: Saved, weight: Tensor, into: tuple[Tensor, Tensor | None],
@@ -108,7 +112,12 @@ class NormOp(NamedTuple):
 class _Norm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, op: NormOp
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        op: NormOp,
     ) -> tuple[Tensor, Tensor | None]:
         y, saved = op.forward(x, weight, bias, residual)
         ctx.op, ctx.has_bias, ctx.alone = op, bias is not None, residual is None
@@ -129,9 +138,7 @@ class _Norm(Function):
         return dx, None if ctx.alone else dx, dweight.to(weight.dtype), dbias, None
 
 
-def _layer_norm(
-    s: Tensor, weight: Tensor, bias: Tensor | None, op: NormOp
-) -> tuple[Tensor, Saved]:
+def _layer_norm(s: Tensor, weight: Tensor, bias: Tensor | None, op: NormOp) -> tuple[Tensor, Saved]:
     y, mean, rstd = torch.ops.aten.native_layer_norm(s, list(weight.shape), weight, bias, op.eps)
     return y, Saved(s, mean, rstd)
 

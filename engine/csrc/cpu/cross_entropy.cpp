@@ -17,14 +17,12 @@ template <class T> struct CrossEntropy {
     void stats(int64_t r, W* largest, W* total, W* target) const {
         const T* row = logits + r * stride;
         W most = -std::numeric_limits<W>::infinity(), sum = 0;
-        bool broken = false;
-#pragma omp simd reduction(max : most) reduction(|| : broken)
+#pragma omp simd reduction(max : most)
         for (int64_t c = 0; c < cols; c++) {
             W value = widen(row[c]);
             most = value > most ? value : most;
-            broken = broken || value != value;
         }
-        if (broken) most = std::numeric_limits<W>::quiet_NaN();  // a NaN must reach the loss
+        // a NaN is not seen by the maximum, but makes the sum NaN, and so the loss
 #pragma omp simd reduction(+ : sum)
         for (int64_t c = 0; c < cols; c++) sum += exp_of(widen(row[c]) - most);
         largest[r] = most;

@@ -51,44 +51,44 @@ template <class T> struct Forward {
     }
 };
 
-template <class T> struct Backward {
+template <class T, int kind> struct Backward {
     using W = wide_t<T>;
-    int kind;
     const T *dy, *dtotal, *s, *weight;
     const W *mean, *rstd;
     T* dx;
     W* partial;
     int64_t rows, cols;
 
+    // Row sums first, then all that is written, so that a row is read twice and both times from cache.
     void row(int64_t r, W* dweight, W* dbias) const {
-        const T *grad = dy + r * cols, *value = s + r * cols;
+        const T *grad = dy + r * cols, *value = s + r * cols, *w = weight;
+        const T* more = dtotal != nullptr ? dtotal + r * cols : nullptr;
         T* out = dx + r * cols;
         W scale = rstd[r], centre = kind == MS_LAYERNORM ? mean[r] : W(0);
         W along = 0, plain = 0;
 #pragma omp simd reduction(+ : along, plain)
         for (int64_t c = 0; c < cols; c++) {
-            W g = widen(grad[c]), hat = (widen(value[c]) - centre) * scale;
-            W product = g * widen(weight[c]);
-            along += product * hat;
-            plain += product;
-            dweight[c] += g * hat;
-            dbias[c] += g;
+            W product = widen(grad[c]) * widen(w[c]);
+            along += product * (widen(value[c]) - centre);
+            if (kind == MS_LAYERNORM) plain += product;
         }
-        along /= W(cols);
-        plain = kind == MS_LAYERNORM ? plain / W(cols) : W(0);
-        if (dtotal != nullptr) {
-            const T* more = dtotal + r * cols;
+        along *= scale / W(cols);
+        plain /= W(cols);
+        if (more != nullptr) {
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++) {
-                W hat = (widen(value[c]) - centre) * scale;
-                W d = (widen(grad[c]) * widen(weight[c]) - plain - hat * along) * scale;
-                out[c] = narrow<T>(d + widen(more[c]));
+                W g = widen(grad[c]), hat = (widen(value[c]) - centre) * scale;
+                dweight[c] += g * hat;
+                if (kind == MS_LAYERNORM) dbias[c] += g;
+                out[c] = narrow<T>((g * widen(w[c]) - plain - hat * along) * scale + widen(more[c]));
             }
         } else {
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++) {
-                W hat = (widen(value[c]) - centre) * scale;
-                out[c] = narrow<T>((widen(grad[c]) * widen(weight[c]) - plain - hat * along) * scale);
+                W g = widen(grad[c]), hat = (widen(value[c]) - centre) * scale;
+                dweight[c] += g * hat;
+                if (kind == MS_LAYERNORM) dbias[c] += g;
+                out[c] = narrow<T>((g * widen(w[c]) - plain - hat * along) * scale);
             }
         }
     }
@@ -137,14 +137,21 @@ int ms_cpu_norm_backward(int kind, const void* dy, const void* dtotal, const voi
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         using W = wide_t<T>;
-        Backward<T> op{kind, (const T*)dy, (const T*)dtotal, (const T*)s, (const T*)weight,
-                       (const W*)mean, (const W*)rstd, (T*)dx, (W*)scratch, rows, cols};
         int64_t groups = group_count(rows);
-        spread(stream, groups, 1, [&](int64_t begin, int64_t end) {
-            for (int64_t g = begin; g < end; g++) op.group(g);
-        });
-        add_groups(op.partial, (W*)dweight, groups, cols, 2 * cols);
-        if (dbias) add_groups(op.partial + cols, (W*)dbias, groups, cols, 2 * cols);
+        auto run = [&](const auto& op) {
+            spread(stream, groups, 1, [&](int64_t begin, int64_t end) {
+                for (int64_t g = begin; g < end; g++) op.group(g);
+            });
+        };
+        W* partial = (W*)scratch;
+        if (kind == MS_LAYERNORM)
+            run(Backward<T, MS_LAYERNORM>{(const T*)dy, (const T*)dtotal, (const T*)s, (const T*)weight,
+                                          (const W*)mean, (const W*)rstd, (T*)dx, partial, rows, cols});
+        else
+            run(Backward<T, MS_RMSNORM>{(const T*)dy, (const T*)dtotal, (const T*)s, (const T*)weight,
+                                        nullptr, (const W*)rstd, (T*)dx, partial, rows, cols});
+        add_groups(partial, (W*)dweight, groups, cols, 2 * cols);
+        if (dbias) add_groups(partial + cols, (W*)dbias, groups, cols, 2 * cols);
         return int(MS_OK);
     });
 }

@@ -67,16 +67,18 @@ int ms_cpu_lamb_moments(const void* param, void* grad, void* exp_avg, void* exp_
         using T = decltype(zero);
         Moments<T> op(beta1, beta2, eps, c1, c2, grad_scale);
         spread(stream, n_pieces, 1, [&](int64_t from, int64_t to) {
+            const Moments<T> own = op;  // in registers: gcc gathers what it must load in a reduction
             const T* p = (const T*)param;
             T *g = (T*)grad, *m = (T*)exp_avg, *v = (T*)exp_avg_sq;
             for (int64_t k = from; k < to; k++) {
-                T weight = T(decay[pieces[3 * k]]);
+                const T weight = T(decay[pieces[3 * k]]);
+                const int64_t begin = pieces[3 * k + 1], end = pieces[3 * k + 2];
                 double of_param = 0, of_update = 0;
 #pragma omp simd reduction(+ : of_param, of_update)
-                for (int64_t i = pieces[3 * k + 1]; i < pieces[3 * k + 2]; i++) {
-                    T u = op.move(g[i], m[i], v[i]) + weight * p[i];
+                for (int64_t i = begin; i < end; i++) {
+                    T x = p[i], u = own.move(g[i], m[i], v[i]) + weight * x;
                     g[i] = u;
-                    of_param += double(p[i]) * double(p[i]);
+                    of_param += double(x) * double(x);
                     of_update += double(u) * double(u);
                 }
                 partial[2 * k] = of_param;
@@ -103,9 +105,10 @@ int ms_cpu_lamb_apply(void* param, const void* update, const int64_t* pieces, in
             T* p = (T*)param;
             const T* u = (const T*)update;
             for (int64_t k = from; k < to; k++) {
-                T rate = T(lr * ratio[pieces[3 * k]]);
+                const T rate = T(lr * ratio[pieces[3 * k]]);
+                const int64_t begin = pieces[3 * k + 1], end = pieces[3 * k + 2];
 #pragma omp simd
-                for (int64_t i = pieces[3 * k + 1]; i < pieces[3 * k + 2]; i++) p[i] -= rate * u[i];
+                for (int64_t i = begin; i < end; i++) p[i] -= rate * u[i];
             }
         });
         return int(MS_OK);
