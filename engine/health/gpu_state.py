@@ -32,6 +32,14 @@ def pci_devices(look: Look, classes: tuple[str, ...]) -> list[str]:
     return found
 
 
+def kind(look: Look) -> list[CheckResult]:
+    """The machine's type is known, so that its bars apply."""
+    name = look.profile.name
+    if name == "unknown":
+        return settle((), "no machine type: equal parts are compared with one another")
+    return settle((), f"machine type {name}", measured=name)
+
+
 def count(look: Look) -> list[CheckResult]:
     """All GPUs are there and answer."""
     on_bus = len(pci_devices(look, _DISPLAY))

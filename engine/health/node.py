@@ -7,17 +7,18 @@ import platform
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from engine.errors import MissingError
 from engine.health import gpu_links, network
 from engine.health.look import Look, Memory, next_memory, read_memory, write_memory
+from engine.health.nvml import GpuState
 from engine.health.probe import Probe, RealProbe, uptime
 from engine.health.profile import Profile, builtin_profiles, choose
 from engine.health.recording import RecordedProbe, Recording, TeeProbe
-from engine.health.result import NodeReport
+from engine.health.result import CheckResult, NodeReport
 from engine.health.runner import OnResults, run_here, run_isolated
 from engine.health.suite import CHECKS, Level, select
 from engine.units import show_bytes
@@ -67,17 +68,21 @@ def visit(probe: RealProbe, wish: Wish, *, on_results: OnResults | None = None) 
     if wish.state is not None:
         before = read_memory(wish.state / _STATE_FILE, boot_id=boot.boot_id)
     tee = TeeProbe(probe) if wish.record else None
-    lazy = _Choice(tee or probe, wish)
-    look = Look(
-        probe=tee or probe, profile=lazy, before=before, uptime_s=boot.seconds,  # type: ignore[arg-type]
-        window_s=wish.window_s, folder=wish.folder, redis=wish.redis,
-    )  # fmt: skip
 
-    def state() -> bytes:
+    def make_look(hung: frozenset[str]) -> Look:
+        asked: Probe = tee or probe
+        asked = cast(Probe, _WithoutDriver(asked)) if "nvml" in hung else asked
+        return Look(
+            probe=asked, profile=_profile(asked, wish), before=before, uptime_s=boot.seconds,
+            window_s=wish.window_s, folder=wish.folder, redis=wish.redis,
+        )  # fmt: skip
+
+    def state(look: Look) -> bytes:
         return msgspec.msgpack.encode(_found(look, boot.boot_id, tee))
 
+    first = () if checks[0] is CHECKS[0] else CHECKS[:1]
     start = probe.now_s()
-    ran = run_isolated(checks, look, on_results=on_results, state=state)
+    ran = run_isolated((*first, *checks), make_look, on_results=on_results, state=state)
     nothing = _Found(Memory(boot_id=boot.boot_id), wish.profile or "unknown", _cpu(probe), {})
     found = msgspec.msgpack.decode(ran.state, type=_Found) if ran.state else nothing
     if wish.state is not None and ran.state:
@@ -91,36 +96,42 @@ def visit(probe: RealProbe, wish: Wish, *, on_results: OnResults | None = None) 
         time_s=start,
         seconds=max(0.0, probe.now_s() - start),
         facts=found.facts,
-        results=ran.results,
+        results=_wished(ran.results, bool(first)),
     )
     return Visit(report, found.recording)
 
 
 def revisit(recording: Recording, wish: Wish, *, before: Memory | None = None) -> NodeReport:
-    """Check a recorded machine; passive checks only, since a recording cannot be loaded."""
+    """Check a recorded machine, without the checks that would load this one instead."""
     probe = RecordedProbe(recording)
-    checks = [c for c in select(CHECKS, level=wish.level, only=wish.only) if c.level == "passive"]
+    checks = [c for c in select(CHECKS, level=wish.level, only=wish.only) if "load" not in c.needs]
     boot = uptime(probe)
     look = Look(probe=probe, profile=_profile(probe, wish), before=before,
                 uptime_s=boot.seconds, window_s=wish.window_s, folder=wish.folder)  # fmt: skip
     return NodeReport(
-        node=probe.host(), machine=machine(probe), profile=look.profile.name, level="passive",
+        node=probe.host(), machine=machine(probe), profile=look.profile.name, level=wish.level,
         boot_id=boot.boot_id, time_s=probe.now_s(), seconds=0.0, facts=facts(probe),
         results=run_here(checks, look),
     )  # fmt: skip
 
 
-class _Choice:
-    """A profile that is chosen when first asked: choosing reads the GPUs, which may hang."""
+class _WithoutDriver:
+    """A probe whose GPU driver did not answer and is not asked again."""
 
-    def __init__(self, probe: Probe, wish: Wish) -> None:
-        self._probe, self._wish = probe, wish
-        self._chosen: Profile | None = None
+    def __init__(self, inner: Probe) -> None:
+        self._inner = inner
 
-    def __getattr__(self, name: str) -> object:
-        if self._chosen is None:
-            self._chosen = _profile(self._probe, self._wish)
-        return getattr(self._chosen, name)
+    def gpus(self) -> GpuState:
+        """Never."""
+        raise MissingError("the GPU driver did not answer", remedy="treat the node as suspect")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _wished(results: Sequence[CheckResult], has_extra: bool) -> tuple[CheckResult, ...]:
+    """Results without that of the first check, if nobody asked for it and it is well."""
+    return tuple(results[1:] if has_extra and results[0].status == "ok" else results)
 
 
 def _profile(probe: Probe, wish: Wish) -> Profile:

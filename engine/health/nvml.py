@@ -102,7 +102,7 @@ def read_gpus() -> GpuState:
         version = _ask(pynvml, pynvml.nvmlSystemGetCudaDriverVersion)
         return GpuState(
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
-            library=_text(pynvml.nvmlSystemGetNVMLVersion()),
+            library=_text(_ask(pynvml, pynvml.nvmlSystemGetNVMLVersion) or ""),
             cuda=f"{version // 1000}.{version % 1000 // 10}" if version else "",
             gpus=tuple(_read_gpu(pynvml, index) for index in range(number)),
         )

@@ -207,7 +207,7 @@ def quantity(check: str, target: str) -> str:
 def dump_profile(profile: Profile) -> str:
     """A profile as a TOML file that `load_profiles` reads; what is not stated is left out."""
     default = Profile()
-    table: dict[str, Any] = msgspec.field(default_factory=dict)
+    table: dict[str, Any] = {}
     for field in Profile.__struct_fields__:
         value = getattr(profile, field)
         if field in ("name", "bars") or value == getattr(default, field):

@@ -11,6 +11,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ _MAX_REPLY = 64 << 20
 _GRACE_S = 1.0
 _STATE_S = 10.0
 OnResults = Callable[[Sequence[CheckResult]], None]
+MakeLook = Callable[[frozenset[str]], Look]
 
 
 _ASK_STATE = 0xFFFFFFFF
@@ -61,12 +63,17 @@ def run_here(checks: Sequence[Check], look: Look) -> tuple[CheckResult, ...]:
     return tuple(result for check in checks for result in run_check(check, look))
 
 
-def run_isolated(checks: Sequence[Check], look: Look, *, on_results: OnResults | None = None,
-                 state: Callable[[], bytes] | None = None) -> Ran:  # fmt: skip
-    """All checks under their deadlines, in children; also what `state()` says in the last child.
+def run_isolated(
+    checks: Sequence[Check],
+    make_look: MakeLook,
+    *,
+    on_results: OnResults | None = None,
+    state: Callable[[Look], bytes] | None = None,
+) -> Ran:
+    """All checks under their deadlines, in children; also what `state(look)` says in the last one.
 
-    `state` lets the caller have what the child has read (counters, a recording); it is empty if the
-    last child was lost.
+    `make_look(hung)` runs in each child and must not ask again what hung before. `state` lets the
+    caller have what the child has read: counters, facts, a recording.
     """
     results: list[CheckResult] = []
     hung: set[str] = set()
@@ -74,7 +81,7 @@ def run_isolated(checks: Sequence[Check], look: Look, *, on_results: OnResults |
     last = b""
     found: tuple[CheckResult, ...]
     while left:
-        child = _Child(left, look, state)
+        child = _Child(left, partial(make_look, frozenset(hung)), state)
         try:
             while left:
                 check = left[0]
@@ -98,6 +105,8 @@ def run_isolated(checks: Sequence[Check], look: Look, *, on_results: OnResults |
                     on_results(results[-1:])
             elif state:
                 last = child.ask(_STATE_S, _ASK_STATE) or b""
+                if not last:
+                    results.append(_broken("counters and facts could not be gathered", "see -vv"))
         finally:
             child.kill()
     return Ran(tuple(results), last)
@@ -107,7 +116,10 @@ class _Child:
     """A forked process that runs checks on request."""
 
     def __init__(
-        self, checks: Sequence[Check], look: Look, state: Callable[[], bytes] | None
+        self,
+        checks: Sequence[Check],
+        make_look: Callable[[], Look],
+        state: Callable[[Look], bytes] | None,
     ) -> None:
         to_child, self._ask = os.pipe()
         self._reply, from_child = os.pipe()
@@ -118,7 +130,7 @@ class _Child:
             os.close(self._ask)
             os.close(self._reply)
             try:
-                _serve(checks, look, state, (to_child, from_child))
+                _serve(checks, make_look, state, (to_child, from_child))
             finally:
                 os._exit(0)
         os.close(to_child)
@@ -180,18 +192,24 @@ class _Child:
             pass
 
 
-def _serve(checks: Sequence[Check], look: Look, state: Callable[[], bytes] | None,
-           pipes: tuple[int, int]) -> None:  # fmt: skip
+def _serve(
+    checks: Sequence[Check],
+    make_look: Callable[[], Look],
+    state: Callable[[Look], bytes] | None,
+    pipes: tuple[int, int],
+) -> None:
     """The child's life: a number in, results out, until the parent closes its end."""
     ask, reply = pipes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on Ctrl-C
+    look = None
     while True:
         head = os.read(ask, _HEAD.size)
         if len(head) < _HEAD.size:
             return
         at = _HEAD.unpack(head)[0]
+        look = look or make_look()
         if at == _ASK_STATE:
-            body = state() if state else b""
+            body = state(look) if state else b""
         else:
             body = msgspec.msgpack.encode(run_check(checks[at], look))
         data = _HEAD.pack(len(body)) + body

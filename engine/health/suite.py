@@ -50,6 +50,7 @@ def _check(name: str, level: Level, function: Callable[[Look], Sequence[CheckRes
 
 
 CHECKS: tuple[Check, ...] = (
+    _check("node.machine", "passive", gpu_state.kind, "nvml"),
     _check("gpu.count", "passive", gpu_state.count, "nvml"),
     _check("gpu.driver", "passive", gpu_state.driver, "nvml"),
     _check("gpu.ecc", "passive", gpu_state.ecc, "nvml"),
@@ -89,7 +90,7 @@ CHECKS: tuple[Check, ...] = (
     _check("host.gemm", "light", host_rate.gemm, "load", deadline_s=60.0),
     _check("host.each_core", "light", host_rate.each_core, "load", deadline_s=60.0),
     _check("host.memory_rate", "light", host_rate.memory_rate, "load", deadline_s=60.0),
-    _check("host.disk_rate", "light", host_rate.disk_rate, "disk", deadline_s=60.0),
+    _check("host.disk_rate", "light", host_rate.disk_rate, "disk", "load", deadline_s=60.0),
     _check("net.loopback", "light", network_rate.loopback, "rdma", deadline_s=300.0),
     _check("net.rnic_pairs", "full", network_rate.rnic_pairs, "rdma", deadline_s=600.0),
 )
