@@ -26,7 +26,8 @@ def parse(line: str) -> None:
     command = typer.main.get_command(build_app(words))
     context = command.make_context("msctl", list(words))
     while hasattr(command, "resolve_command"):
-        rest = [*getattr(context, "_protected_args", []), *context.args]
+        first = getattr(context, "_protected_args", None) or getattr(context, "protected_args", [])
+        rest = [*first, *context.args]
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)
 
