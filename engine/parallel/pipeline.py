@@ -15,6 +15,7 @@ from engine.comm.collectives import Work, receive, send
 from engine.comm.mesh import Mesh
 from engine.events.writer import EventWriter
 from engine.model.transformer import Chunk, MicroBatch
+from engine.parallel.outbox import Outbox
 from engine.parallel.tensor import TensorAxis
 from engine.parallel.zero import ShardedChunk
 from engine.schedule.action import Action, Kind
@@ -48,7 +49,7 @@ class Pipeline:
         self._received: dict[tuple[Kind, int, int], tuple[Tensor, Work]] = {}
         self._to_send: dict[tuple[Kind, int, int], Tensor] = {}
         self._local: dict[tuple[Kind, int, int], Tensor] = {}
-        self._sends: list[Work] = []
+        self._outbox = Outbox(schedule)
         self._owed: dict[tuple[int, int], list[Callable[[], None]]] = {}
 
     def run(
@@ -95,9 +96,7 @@ class Pipeline:
                         self.stage.shards[action.chunk].start_unshard()
                     case Kind.REDUCE_GRAD:
                         on_reduce(action.chunk)
-        for work in self._sends:
-            work.wait()
-        self._sends.clear()
+        self._outbox.finish()
         assert not self._outputs or not torch.is_grad_enabled(), "forwards without a backward"
         self._inputs.clear()
         self._outputs.clear()
@@ -115,6 +114,7 @@ class Pipeline:
         if key in self._received:
             _, work = self._received[key]
             self._timed(LANES[key[0]], action, work.wait)
+            self._outbox.heard(key[0], self._neighbour(*key[:2]), key[2])
 
     def _timed(self, on: str, action: Action, wait: Callable[[], None]) -> None:
         self.stage.events.enter("wait", "compute", on=on, chunk=action.chunk)
@@ -163,6 +163,10 @@ class Pipeline:
             return self._received.pop((kind, chunk, m))[0]
         return self._local.pop((kind, chunk, m), None)
 
+    def _neighbour(self, kind: Kind, chunk: int) -> int:
+        """The chunk at the other end of a message."""
+        return chunk + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
+
     def _peer(self, chunk: int) -> int:
         """Global rank that holds a chunk in this rank's pipeline."""
         return self.stage.mesh.pp_forward.ranks[self.schedule.stage_of(chunk)]
@@ -172,14 +176,15 @@ class Pipeline:
         group = self.stage.mesh.pp_forward if forward else self.stage.mesh.pp_backward
         m = action.microbatch or 0
         value = self._to_send.pop((action.kind, action.chunk, m))
-        to = action.chunk + (1 if forward else -1)
-        self._sends.append(send(value, self._peer(to), group, tag=self._tag(to, m)))
+        to = self._neighbour(action.kind, action.chunk)
+        work = send(value, self._peer(to), group, tag=self._tag(to, m))
+        self._outbox.add(work, action.kind, to, m)
 
     def _receive(self, action: Action) -> None:
         forward = action.kind is Kind.RECV_F
         group = self.stage.mesh.pp_forward if forward else self.stage.mesh.pp_backward
         m = action.microbatch or 0
-        source = action.chunk + (-1 if forward else 1)
+        source = self._neighbour(action.kind, action.chunk)
         buffer = torch.empty(
             self.stage.stream_shape, dtype=self.stage.dtype, device=self.stage.device
         )
