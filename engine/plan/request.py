@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.errors import RecipeError
+from engine.errors import LayoutError, RecipeError
+from engine.plan.exhaust import Exhausted, exhaust
+from engine.plan.explain import budget, sensitivities, waterfall
+from engine.plan.goodput import Failures, Goodput, goodput
 from engine.plan.models import Source, load_model
 from engine.plan.profiles import fitted, profile
 from engine.plan.report import PlanReport
 from engine.plan.search import Space, divisors, search
-from engine.plan.setup import RECOMPUTE, Job
+from engine.plan.setup import RECOMPUTE, Job, PlanLayout
+from engine.plan.simulate import simulate_step
 from engine.spec.cluster import ClusterSpec
 from engine.spec.load import load_cluster
 from engine.spec.model import ModelSpec
@@ -37,6 +41,9 @@ class Request:
     system: str = "msctl"
     sets: Sequence[str] = ()
     top: int = 10
+    explain: bool = False
+    tokens: float = 0.0
+    price_per_gpu_hour: float = 2.0
 
 
 class Prepared(NamedTuple):
@@ -52,6 +59,8 @@ def make_plan(request: Request) -> PlanReport:
     """Search and report."""
     ready = prepare(request)
     found = search(ready.job, ready.gpus, ready.space, top=request.top)
+    best = found.candidates[0] if found.candidates else None
+    step = simulate_step(ready.job, best.layout) if best else None
     return PlanReport(
         model=ready.job.model,
         params=float(ready.job.model.params),
@@ -65,6 +74,11 @@ def make_plan(request: Request) -> PlanReport:
         refusals=found.refusals,
         considered=found.considered,
         simulated=found.simulated,
+        waterfall=waterfall(ready.job, best.layout, step) if best and step else (),
+        sensitivity=sensitivities(ready.job, best) if best and request.explain else (),
+        budget=budget(best, request.tokens, request.price_per_gpu_hour)
+        if best and request.tokens
+        else None,
     )
 
 
@@ -211,3 +225,27 @@ def _value(key: str, word: str) -> int | bool | str:
         f"--set {key}={word}: not a value of that key",
         remedy=f"e.g. --set layout.tp=8, --set layout.recompute={RECOMPUTE[1]}",
     )
+
+
+def best_layout(request: Request) -> tuple[Job, PlanLayout]:
+    """The job and its fastest layout; LayoutError if none fits."""
+    ready = prepare(request)
+    found = search(ready.job, ready.gpus, ready.space, top=1)
+    if not found.candidates:
+        rules = "; ".join(f"{r.count} broke: {r.rule}" for r in found.refusals)
+        raise LayoutError(
+            f"no layout fits {ready.gpus} devices ({rules})",
+            remedy="change --gpus or --batch, or hold fewer axes with --set",
+        )
+    return ready.job, found.candidates[0].layout
+
+
+def make_exhaustive(request: Request) -> Exhausted:
+    """Every combination of layout and switches."""
+    ready = prepare(request)
+    return exhaust(ready.job, ready.gpus, top=request.top)
+
+
+def make_goodput(request: Request) -> Goodput:
+    """Effective training time of the cluster that was asked for."""
+    return goodput(prepare(request).job.cluster.nodes, Failures())

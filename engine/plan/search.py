@@ -5,18 +5,18 @@ vectorised pass, and simulate schedules from the lowest bound upwards until no b
 was simulated. Paper 2, 3.1, 3.6; plan's own limits are in docs/explanation/cost-model.md.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from engine.plan.cost import flops_per_step, mfu
-from engine.plan.memory import MARGIN, Memory, fits, peak_memory
+from engine.plan.memory import MARGIN, fits, peak_memory
 from engine.plan.price import Price, price
 from engine.plan.profiles import fitted
 from engine.plan.report import Candidate, Exposed, MemoryParts, Refusal
-from engine.plan.setup import RECOMPUTE, Grid, Job, PlanLayout, Recompute
+from engine.plan.setup import RECOMPUTE, Grid, Job, PlanLayout, Recompute, grid_of
 from engine.plan.simulate import Step, step_of
 
 Bools = npt.NDArray[np.bool_]
@@ -91,14 +91,11 @@ def _options(fixed: tuple[int, ...], free: list[int]) -> list[int]:
     return list(fixed) if fixed else free
 
 
-def refuse(job: Job, grid: Grid, memory: Memory) -> list[tuple[str, str, Bools]]:
+def refuse(job: Job, grid: Grid) -> list[tuple[str, str, Bools]]:
     """Rules in the order of checking: name, what it says, which layouts break it."""
     model, batch = job.model, job.global_batch
-    layers = model.layers
     replicas = grid.dp * grid.micro_batch
     m = np.floor(batch / replicas)
-    limit = float(job.cluster.device.memory_bytes)
-    interleaved = grid.vpp > 1
     return [
         ("tp divides heads",
          f"tp must divide model.heads = {model.heads} and model.kv_heads = {model.kv_heads}, "
@@ -109,8 +106,8 @@ def refuse(job: Job, grid: Grid, memory: Memory) -> list[tuple[str, str, Bools]]
         ("tp stays in a node",
          f"tp must not exceed {job.cluster.gpus_per_node} devices of a node",
          grid.tp > job.cluster.gpus_per_node),
-        ("chunks divide layers", f"pp * vpp must divide model.layers = {layers}",
-         layers % (grid.pp * grid.vpp) != 0),
+        ("chunks divide layers", f"pp * vpp must divide model.layers = {model.layers}",
+         model.layers % (grid.pp * grid.vpp) != 0),
         ("cp divides seq", f"2 cp must divide model.seq = {model.seq}",
          (grid.cp > 1) & (model.seq % (2 * grid.cp) != 0)),
         ("batch divides",
@@ -118,12 +115,26 @@ def refuse(job: Job, grid: Grid, memory: Memory) -> list[tuple[str, str, Bools]]
          (batch % replicas != 0) | (m < 1)),
         ("interleaving needs full rounds",
          "with vpp > 1 the micro-batches of a replica must be a multiple of pp",
-         interleaved & (m % grid.pp != 0)),
-        ("memory",
-         f"the tightest stage may need more than {limit / 2**30:.0f} GiB "
-         f"(prediction with its margin of {100 * (MARGIN - 1):.0f} %)",
-         ~fits(job, memory)),
+         (grid.vpp > 1) & (m % grid.pp != 0)),
     ]  # fmt: skip
+
+
+def broken_rules(job: Job, grid: Grid) -> Bools:
+    """Layouts that break a rule other than memory."""
+    broken: Bools = np.zeros(len(grid.tp), dtype=bool)
+    for _, _, hit in refuse(job, grid):
+        broken |= hit
+    return broken
+
+
+def too_large(job: Job, grid: Grid) -> tuple[str, str, Bools]:
+    """The rule of memory, as the others."""
+    limit = float(job.cluster.device.memory_bytes)
+    says = (
+        f"the tightest stage may need more than {limit / 2**30:.0f} GiB "
+        f"(prediction with its margin of {100 * (MARGIN - 1):.0f} %)"
+    )
+    return "memory", says, ~fits(job, peak_memory(job, grid))
 
 
 def search(job: Job, gpus: int, space: Space, *, top: int = 10) -> Found:
@@ -156,10 +167,9 @@ def search(job: Job, gpus: int, space: Space, *, top: int = 10) -> Found:
 
 def _keep(job: Job, grid: Grid) -> tuple[Grid, list[Refusal]]:
     """Layouts that break no rule, and the rules that were broken."""
-    memory = peak_memory(job, grid)
     alive: Bools = np.ones(len(grid.tp), dtype=bool)
     refusals = []
-    for rule, says, broken in refuse(job, grid, memory):
+    for rule, says, broken in [*refuse(job, grid), too_large(job, grid)]:
         hit = alive & broken
         if hit.any():
             example = grid.layout(int(np.argmax(hit)))
@@ -196,8 +206,6 @@ def describe(layout: PlanLayout) -> str:
 
 def candidate_of(job: Job, layout: PlanLayout, step: Step) -> Candidate:
     """A simulated layout as the report shows it."""
-    from engine.plan.setup import grid_of
-
     grid = grid_of([layout])
     memory = peak_memory(job, grid)
     spread = float(np.exp(Z80 * (job.profile.log_error or fitted().log_error)))
@@ -233,8 +241,6 @@ def candidate_of(job: Job, layout: PlanLayout, step: Step) -> Candidate:
 
 def _pareto(ranked: list[Candidate]) -> list[Candidate]:
     """Mark the candidates that no faster one beats in memory."""
-    import msgspec
-
     least = np.inf
     marked = []
     for candidate in ranked:
@@ -247,8 +253,3 @@ def _pareto(ranked: list[Candidate]) -> list[Candidate]:
 def ideal_s(job: Job, gpus: int) -> float:
     """Seconds of a step at the peak of every device."""
     return flops_per_step(job) / (gpus * job.peak_flops_per_s)
-
-
-def space_from(constraints: Mapping[str, tuple[int | str | bool, ...]]) -> Space:
-    """A space with some axes fixed; keys are those of `Space`."""
-    return Space()._replace(**constraints)  # type: ignore[arg-type]

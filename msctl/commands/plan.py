@@ -1,21 +1,24 @@
-"""`msctl plan`: the layout to use, the MFU to expect, and why."""
+"""`msctl plan`: the layout to use, the MFU to expect, the error bar to trust, and why."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.plan.report import Candidate, PlanReport
-from engine.units import show_bytes, show_count, show_ratio, show_seconds
+from msctl.commands import plan_show as show
 from msctl.flags import Sets, command_flags
 from msctl.ui import Ui
+
+if TYPE_CHECKING:
+    from engine.plan.report import PlanReport
+    from engine.plan.request import Request
 
 
 @command_flags
 def plan(
     ui: Ui,
-    model: Annotated[
-        str, typer.Option(help="Preset, config.json (or its folder), or recipe.")
-    ] = "175b",
+    recipe: Annotated[str, typer.Argument(help="Recipe (TOML); or use --model.")] = "",
+    model: Annotated[str, typer.Option(help="Preset, or config.json or its folder.")] = "",
     gpus: Annotated[int, typer.Option(help="Devices; 0 = the recipe's or cluster's.", min=0)] = 0,
     cluster: Annotated[str, typer.Option(help="Preset or TOML file; default a100-nvl8.")] = "",
     batch: Annotated[int, typer.Option(help="Global batch, sequences; 0 = chosen.", min=0)] = 0,
@@ -23,6 +26,19 @@ def plan(
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8; default bf16.")] = "",
     system: Annotated[str, typer.Option(help="Training system whose overheads apply.")] = "msctl",
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1, max=1000)] = 10,
+    tokens: Annotated[float, typer.Option(help="Token budget: days, GPU-hours, money.")] = 0.0,
+    price: Annotated[float, typer.Option(help="Money for one GPU-hour.", min=0)] = 2.0,
+    explain: Annotated[bool, typer.Option("--explain", help="Waterfall, sensitivity.")] = False,
+    schedule: Annotated[bool, typer.Option("--schedule", help="Order of work as text.")] = False,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Every combination.")] = False,
+    goodput: Annotated[bool, typer.Option("--goodput", help="Failures and checkpoints.")] = False,
+    emit: Annotated[str, typer.Option(help="recipe, megatron, torchtitan or sbatch.")] = "",
+    trace: Annotated[Path | None, typer.Option(help="Write predicted events here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (SVG) here.")] = None,
+    ablate: Annotated[bool, typer.Option("--ablate", help="The paper's Table 3.")] = False,
+    validate: Annotated[Path | None, typer.Option(help="Predict a table of runs (CSV).")] = None,
+    calibrate: Annotated[Path | None, typer.Option(help="Fit to a table or a run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Cluster file that --calibrate writes.")] = None,
     sets: Sets = None,
 ) -> None:
     """Rank the layouts of a model on a cluster by predicted step time.
@@ -33,53 +49,71 @@ def plan(
 
     - `msctl plan --model 175b --gpus 12288`
     - `msctl plan --model llama3-70b --gpus 512 --cluster h100-nvl8 --set layout.tp=8`
+    - `msctl plan --model 175b --gpus 12288 --explain --tokens 300e9`
+    - `msctl plan --validate runs.csv`
+    - `msctl plan --ablate`
     """
-    from engine.plan.request import Request, make_plan
+    from engine.plan.request import Request
 
     request = Request(
-        model=model, gpus=gpus, cluster=cluster, batch=batch, seq=seq, precision=precision,
-        system=system, sets=tuple(sets or ()), top=top,
+        model=recipe or model or "175b", gpus=gpus, cluster=cluster, batch=batch, seq=seq,
+        precision=precision, system=system, sets=tuple(sets or ()), top=top, explain=explain,
+        tokens=tokens, price_per_gpu_hour=price,
     )  # fmt: skip
-    report = make_plan(request)
-    ui.result(report, show_report)
+    if validate is not None or calibrate is not None or ablate:
+        _tables(ui, validate, calibrate, out)
+    elif exhaustive or goodput or emit:
+        _other(ui, request, exhaustive=exhaustive, emit=emit)
+    else:
+        _search(ui, request, trace=trace, plot=plot, schedule=schedule)
+
+
+def _tables(ui: Ui, validate: Path | None, calibrate: Path | None, out: Path | None) -> None:
+    """Predictions against measured or published numbers."""
+    if validate is not None:
+        from engine.plan.validate import validate as score
+
+        ui.result(score(validate), show.show_validation)
+    elif calibrate is not None:
+        from engine.plan.adapt import adapt
+
+        ui.result(adapt(calibrate, out), show.show_calibration)
+    else:
+        from engine.plan.paper import ladder
+
+        ui.result(ladder(), show.show_ladder)
+
+
+def _other(ui: Ui, request: "Request", *, exhaustive: bool, emit: str) -> None:
+    """Answers other than the ranked table."""
+    from engine.plan.request import best_layout, make_exhaustive, make_goodput
+
+    if emit:
+        from engine.plan.emit import emit as text_for
+
+        job, layout = best_layout(request)
+        ui.result({"text": text_for(emit, job, layout)}, show.show_text)
+    elif exhaustive:
+        ui.result(make_exhaustive(request), show.show_exhausted)
+    else:
+        ui.result(make_goodput(request), show.show_goodput)
+
+
+def _search(
+    ui: Ui, request: "Request", *, trace: Path | None, plot: Path | None, schedule: bool
+) -> None:
+    """The ranked table, and what is written of its winner."""
+    from engine.plan.output import schedule_text, write_plot, write_trace
+    from engine.plan.request import make_plan, prepare
+
+    report: PlanReport = make_plan(request)
+    ui.result(report, show.show_report)
+    if report.candidates:
+        best = report.candidates[0]
+        if schedule and not ui.json:
+            ui.line(schedule_text(best))
+        for path, writer in ((trace, write_trace), (plot, write_plot)):
+            if path is not None:
+                written = writer(path, prepare(request).job, best.layout)
+                ui.note(f"wrote {written.path}: {written.what}")
     ui.exit(verdict_bad=not report.candidates)
-
-
-def show_report(ui: Ui, report: PlanReport) -> None:
-    """The ranked table, what it assumes, and what was refused."""
-    ui.table(_title(report), _COLUMNS, [_row(i + 1, c) for i, c in enumerate(report.candidates)])
-    for text in report.assumptions:
-        ui.note(f"assumed: {text}")
-    ui.note(report.convention)
-    ui.note(
-        f"{report.considered} layouts bounded, {report.simulated} simulated; refused: "
-        + ("; ".join(f"{r.count} {r.rule}" for r in report.refusals) or "none")
-    )
-    if not report.candidates:
-        ui.table("no layout fits", ("rule", "layouts", "says"),
-                 [(r.rule, r.count, r.message) for r in report.refusals])  # fmt: skip
-
-
-_COLUMNS = (
-    "rank", "tp", "pp", "vpp", "dp", "micro-batch", "recompute", "step", "P10-P90", "MFU",
-    "bubble", "exposed tp", "exposed pp", "exposed dp", "memory",
-)  # fmt: skip
-
-
-def _title(report: PlanReport) -> str:
-    return (
-        f"{show_count(report.params)} parameters on {report.gpus} x {report.cluster.device.name}, "
-        f"batch {report.global_batch} x {report.model.seq} tokens, {report.precision}, "
-        f"system {report.system}"
-    )
-
-
-def _row(rank: int, candidate: Candidate) -> tuple[str | int, ...]:
-    layout, exposed = candidate.layout, candidate.exposed
-    return (
-        rank, layout.tp, layout.pp, layout.vpp, layout.dp, layout.micro_batch, layout.recompute,
-        show_seconds(candidate.step_s),
-        f"{candidate.step_p10_s:.2f}-{candidate.step_p90_s:.2f} s",
-        show_ratio(candidate.mfu), show_ratio(candidate.bubble), show_seconds(exposed.tp),
-        show_seconds(exposed.pp), show_seconds(exposed.dp), show_bytes(candidate.memory_bytes),
-    )  # fmt: skip

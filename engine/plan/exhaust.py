@@ -1,0 +1,107 @@
+"""Bound every combination of layout and system switches, not only the sensible ones.
+
+The same formulas as the search, over all ZeRO stages, with and without sequence parallelism, every
+divisor as a micro-batch, and all settings of the overlap and fusion switches: millions of candidates in
+arrays. The lowest bounds are then simulated, as in the search.
+"""
+
+from itertools import product
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.plan.memory import fits, peak_memory
+from engine.plan.price import Price, price
+from engine.plan.report import Candidate
+from engine.plan.search import Space, broken_rules, candidate_of, divisors, enumerate_grid
+from engine.plan.setup import RECOMPUTE, Grid, Job
+from engine.plan.simulate import Step, step_of
+from engine.spec.base import Noun, doc
+
+_SLICE = 1 << 15
+"""Layouts priced at once: arrays that stay in a core's cache."""
+
+
+class Exhausted(Noun, frozen=True, kw_only=True):
+    """What a complete search saw."""
+
+    enumerated: Annotated[int, doc("combinations of layout and switches")]
+    feasible: Annotated[int, doc("of them, those that break no rule")]
+    simulated: int
+    candidates: tuple[Candidate, ...]
+
+
+class _Entry(NamedTuple):
+    bound_s: float
+    job: Job
+    grid: Grid
+    index: int
+
+
+def exhaust(job: Job, gpus: int, *, top: int = 10) -> Exhausted:
+    """Enumerate, refuse, bound and simulate everything."""
+    grid = enumerate_grid(job, gpus, full_space(job))
+    total = len(grid.tp)
+    alive = np.concatenate([_feasible(job, part) for part in _parts(grid)])
+    kept = grid.take(alive)
+    entries: list[_Entry] = []
+    switches = list(product((False, True), repeat=4))
+    for tp, pp, dp, fused in switches:
+        profile = msgspec.structs.replace(
+            job.profile, overlap_tp=tp, overlap_pp=pp, overlap_dp=dp, fused=fused
+        )
+        own = msgspec.structs.replace(job, profile=profile)
+        bounds = np.concatenate([_bounds(own, part) for part in _parts(kept)])
+        for index in np.argsort(bounds, kind="stable")[: 4 * top]:
+            entries.append(_Entry(float(bounds[index]), own, kept, int(index)))
+    entries.sort(key=lambda e: e.bound_s)
+    found, simulated = _simulate(entries, top)
+    return Exhausted(
+        enumerated=total * len(switches), feasible=len(kept.tp) * len(switches),
+        simulated=simulated, candidates=tuple(found),
+    )  # fmt: skip
+
+
+def full_space(job: Job) -> Space:
+    """No axis held: all ZeRO stages, both kinds of sequence handling, every micro-batch."""
+    micro = tuple(d for d in divisors(job.global_batch) if d <= 64)
+    return Space(
+        micro_batch=micro, zero=(0, 1, 2, 3), sequence_parallel=(True, False), recompute=RECOMPUTE
+    )
+
+
+def _parts(grid: Grid) -> list[Grid]:
+    size = len(grid.tp)
+    return [grid.take(slice(a, min(a + _SLICE, size))) for a in range(0, max(size, 1), _SLICE)]
+
+
+def _feasible(job: Job, grid: Grid) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Layouts that break no rule; memory is computed only where the cheap rules hold."""
+    alive = ~broken_rules(job, grid)
+    inside = np.flatnonzero(alive)
+    alive[inside] = fits(job, peak_memory(job, grid.take(inside)))
+    return alive
+
+
+def _bounds(job: Job, grid: Grid) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    return np.broadcast_to(price(job, grid).bound_s(job, grid), grid.tp.shape)
+
+
+def _simulate(entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
+    """The best by simulation, lowest bound first, until no bound can win."""
+    best: list[tuple[float, _Entry, Step]] = []
+    simulated = 0
+    for entry in entries:
+        if len(best) >= top and entry.bound_s >= best[top - 1][0]:
+            break
+        layout = entry.grid.layout(entry.index)
+        one = entry.grid.take(slice(entry.index, entry.index + 1))
+        prices = price(entry.job, one)
+        scalar = Price(*(float(np.ravel(column)[0]) for column in prices))
+        step = step_of(entry.job, layout, scalar)
+        simulated += 1
+        best.append((step.step_s, entry, step))
+        best.sort(key=lambda item: item[0])
+    chosen = best[:top]
+    return [candidate_of(e.job, e.grid.layout(e.index), step) for _, e, step in chosen], simulated
