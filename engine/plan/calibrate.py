@@ -1,9 +1,10 @@
 """Fit constants of the cost model to measured runs.
 
 The unknowns are few and have a meaning (`Knob`); each has a prior, so that what the data do not
-determine stays where physics put it. The loss is the absolute log error, every source group with equal
-voice; it is minimised by damped Gauss-Newton steps with iterated weights. Predictions inside the fit use
-the closed form, corrected by the ratio of the simulated to the closed form at the last refresh.
+determine stays where physics put it. The loss is the absolute log error, every source group with
+equal voice; it is minimised by damped Gauss-Newton steps with iterated weights. Predictions inside
+the fit use the closed form, corrected by the ratio of the simulated to the closed form at the last
+refresh.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """A planned layout in the words of the systems that run it.
 
-`recipe` is msctl's own TOML; `megatron` a command line for Megatron-LM's pretrain_gpt.py; `torchtitan`
-a TOML of its JobConfig (torchtitan 0.2); `sbatch` a job script around our own recipe. Field names are
-checked against the published packages (tests/engine/plan/peer_fields.json).
+`recipe` is msctl's own TOML; `megatron` a command line for Megatron-LM's pretrain_gpt.py;
+`torchtitan` a TOML of its JobConfig (torchtitan 0.2); `sbatch` a job script around our own recipe.
+Field names are checked against the published packages (tests/engine/plan/peer_fields.json).
 """
 
 import msgspec

@@ -1,8 +1,8 @@
 """Bound every combination of layout and system switches, not only the sensible ones.
 
 The same formulas as the search, over all ZeRO stages, with and without sequence parallelism, every
-divisor as a micro-batch, and all settings of the overlap and fusion switches: millions of candidates in
-arrays. The lowest bounds are then simulated, as in the search.
+divisor as a micro-batch, and all settings of the overlap and fusion switches: millions of
+candidates in arrays. The lowest bounds are then simulated, as in the search.
 """
 
 from itertools import product

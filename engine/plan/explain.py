@@ -1,7 +1,8 @@
 """Why a layout gets the MFU it gets, and what would change it.
 
 The waterfall divides a simulated step into causes whose seconds add up to the step; divided by the
-step they are the points of MFU each cause costs. Sensitivities price the same layout on changed hardware.
+step they are the points of MFU each cause costs. Sensitivities price the same layout on changed
+hardware.
 """
 
 import msgspec

@@ -1,8 +1,9 @@
 """How much of the time a job trains: failures, detection, restart, checkpoints, spares (paper 4).
 
-A renewal argument: between two failures lies the mean time M of the whole job; the checkpoint of length
-C every tau seconds slows it by C/tau, a failure costs detection, restart and on average tau/2 of work.
-The best tau is Young's sqrt(2 C M). Defaults are public figures, named beside each field.
+A renewal argument: between two failures lies the mean time M of the whole job; the checkpoint of
+length C every tau seconds slows it by C/tau, a failure costs detection, restart and on average
+tau/2 of work. The best tau is Young's sqrt(2 C M). Defaults are public figures, named beside each
+field.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Clusters by the words in which published tables name them: a GPU's name, a description of a network.
 
-Rates are per device and direction. A description says "per node" or "per GPU"; without one the common
-network of that GPU generation is assumed, and the caller names the assumption.
+Rates are per device and direction. A description says "per node" or "per GPU"; without one the
+common network of that GPU generation is assumed, and the caller names the assumption.
 """
 
 import re

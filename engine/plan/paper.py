@@ -1,7 +1,8 @@
 """The paper's tables as data, and the planner's own version of them (paper 6.1, 6.2).
 
-`ladder` replays Table 3: each row changes what its name says and nothing else. `strong_scaling` replays
-Table 2 for both systems. Numbers the planner does not reproduce are in DISCREPANCIES, with the reason.
+`ladder` replays Table 3: each row changes what its name says and nothing else. `strong_scaling`
+replays Table 2 for both systems. Numbers the planner does not reproduce are in DISCREPANCIES, with
+the reason.
 """
 
 from typing import Annotated, NamedTuple

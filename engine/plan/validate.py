@@ -1,7 +1,7 @@
 """Predict every run of a table and say how far off: by row, by source group, by hardware, overall.
 
-Score: mean absolute percentage error of each source group, then the plain mean over the groups, so that
-a sweep of a hundred rows counts as much as one hand-checked run.
+Score: mean absolute percentage error of each source group, then the plain mean over the groups, so
+that a sweep of a hundred rows counts as much as one hand-checked run.
 """
 
 from collections import defaultdict
