@@ -79,7 +79,7 @@ def events_page() -> str:
         *_prose(
             f"Schema version {VERSION}. A rank appends one JSON object a line to "
             "`events/rank-NNNNN.jsonl` of its run; the planner's simulated runs have the same "
-            "form. A last line without an end is what a crash leaves, and is skipped by readers; any "
+            "form. A last line without an end is what a crash leaves, and readers skip it; any "
             "other line that is no event is an error."
         ),
         "",
@@ -107,7 +107,7 @@ def cli_page() -> str:
         *_prose(
             "Every command takes `--json`, `-q`/`--quiet` and `-v`/`--verbose`, before or after "
             "its name, and `-h`/`--help`. The result goes to stdout, everything else to stderr; "
-            "in a pipe, tables are tab-separated. Exit codes are on [their own page](exit-codes.md)."
+            "in a pipe, tables are tab-separated. Exit codes have [their own page](exit-codes.md)."
         ),
     ]
     for path, line, function in commands():

@@ -1,8 +1,8 @@
 """Bias + GeLU (tanh form) and SwiGLU.
 
-Shapes: x, gate, up [..., cols]; rows may lie apart (a part of a wider matrix), elements of a row may not.
-Traffic per value (csrc/include/ms/activation.h): GeLU 2 elements forward and 3 backward, SwiGLU 3 and 5.
-Only the inputs are kept for the backward.
+Shapes: x, gate, up [..., cols]; rows may lie apart (a part of a wider matrix), elements of a row
+may not. Traffic per value (csrc/include/ms/activation.h): GeLU 2 elements forward and 3 backward,
+SwiGLU 3 and 5. Only the inputs are kept for the backward.
 """
 
 from typing import Any

@@ -1,9 +1,10 @@
 """Softmax cross-entropy over a vocabulary that is divided over ranks.
 
-Three numbers a row cross the ranks (largest logit, sum of exponentials, the target's logit); logits are
-never gathered. Shapes: logits [rows, cols], the columns first .. first + cols of the vocabulary; targets
-[rows] in the whole vocabulary. Traffic per logit (csrc/include/ms/cross_entropy.h): 1 element for the
-statistics, 2 for the gradient, which may overwrite the logits.
+Three numbers a row cross the ranks (largest logit, sum of exponentials, the target's logit);
+logits are never gathered. Shapes: logits [rows, cols], the columns first .. first + cols of the
+vocabulary; targets [rows] in the whole vocabulary. Traffic per logit
+(csrc/include/ms/cross_entropy.h): 1 element for the statistics, 2 for the gradient, which may
+overwrite the logits.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def local_stats(
 def agree(
     stats: Stats, largest_of: Callable[[Tensor], Tensor], sum_of: Callable[[Tensor], Tensor]
 ) -> Stats:
-    """Statistics of the whole vocabulary; the callables reduce a tensor over its owners, in place."""
+    """Statistics of the whole vocabulary; the callables reduce over a tensor's owners in place."""
     largest = largest_of(stats.largest.clone())
     total = stats.total * (stats.largest - largest).exp()
     total, target = sum_of(torch.stack((total, stats.target)))

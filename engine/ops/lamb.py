@@ -1,7 +1,7 @@
 """LAMB on a flat shard in two phases: moments and norms, then the step with trust ratios.
 
-Between the phases the norms of a tensor's parts are summed over the ranks that hold them, and a ratio is
-made of the sums: engine/optim/lamb.py. The update direction takes the gradient's place.
+Between the phases the norms of a tensor's parts are summed over the ranks that hold them, and a
+ratio is made of the sums: engine/optim/lamb.py. The update direction takes the gradient's place.
     u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + decay p         p = p - lr ratio u
 Traffic: 10 elements a parameter over both phases (csrc/include/ms/optim.h), 40 bytes in fp32.
 """

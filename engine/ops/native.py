@@ -1,8 +1,9 @@
 """Find, build and load the library of native operators (engine/csrc), and say what was chosen.
 
-Order: a prebuilt library, the user's cache, a build into that cache with make, c++ and (for CUDA) nvcc;
-otherwise operators stay with plain torch. The cache is keyed by all that determines the library: sources,
-target, torch's minor version, processor. Next: engine/ops/norm.py for what an operator looks like.
+Order: a prebuilt library, the user's cache, a build into that cache with make, c++ and (for CUDA)
+nvcc; otherwise operators stay with plain torch. The cache is keyed by all that determines the
+library: sources, target, torch's minor version, processor. Next: engine/ops/norm.py for what an
+operator looks like.
 """
 
 import fcntl

@@ -1,9 +1,9 @@
 """LayerNorm and RMSNorm, with the addition of a residual in front of them.
 
-Shapes: rows of `cols` elements; x, residual, y [..., cols]; weight, bias [cols].
-Traffic per value (csrc/include/ms/norm.h): forward 2 elements, 4 with a residual; backward 3, 4 with a
-gradient from the residual stream. Weight gradients are added straight into the caller's buffers, in an
-order that depends on the sizes only.
+Shapes: rows of `cols` elements; x, residual, y [..., cols]; weight, bias [cols]. Traffic per value
+(csrc/include/ms/norm.h): forward 2 elements, 4 with a residual; backward 3, 4 with a gradient from
+the residual stream. Weight gradients are added straight into the caller's buffers, in an order
+that depends on the sizes only.
 """
 
 from typing import Any, Literal, NamedTuple

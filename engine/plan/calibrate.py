@@ -237,7 +237,7 @@ def refresh(points: Sequence[Point], constants: Fitted) -> list[Point]:
 
 
 def ladder_points(constants: Fitted, rungs: Sequence[int]) -> list[Point]:
-    """Rows of the paper's Table 3 as points of one more group; times follow from the printed MFU."""
+    """Rows of the paper's Table 3 as points of one more group; times follow from its MFU."""
     found = []
     for rung in rungs:
         job, zero = ablation(constants)[rung]

@@ -24,7 +24,7 @@ _KERNELS: dict[str, tuple[tuple[float, float], ...]] = {
 
 
 _EAGER_RMSNORM_BYTES = 36.0
-"""Per element, read + written: to fp32 2+4, square 4+4, mean 4, scale 4+4, to bf16 4+2, weight 2+2."""
+"""Per element, read + written: fp32 2+4, square 4+4, mean 4, scale 4+4, bf16 4+2, weight 2+2."""
 
 _EAGER_ROTARY_BYTES = 18.0
 """Per element of q and k: times cosine 2+2, rotated 2+2, times sine 2+2, added 4+2."""
@@ -251,7 +251,7 @@ def flops_per_step(job: Job, count: AttentionCount = "full") -> float:
 
 
 def _credited_span(model: ModelSpec) -> float:
-    """Keys a query is credited with under sliding windows: the share of causal scores kept, times s."""
+    """Keys a query is credited with under sliding windows: share of causal scores kept, times s."""
     shares = [min(1.0, (model.window_of(i) or model.seq) / model.seq) for i in range(model.layers)]
     return model.seq * sum(1 - (1 - share) ** 2 for share in shares) / model.layers
 

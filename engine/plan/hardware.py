@@ -1,4 +1,4 @@
-"""Clusters by the words in which published tables name them: a GPU's name, a description of a network.
+"""Clusters by the words in which published tables name them: a GPU, a kind of network.
 
 Rates are per device and direction. A description says "per node" or "per GPU"; without one the
 common network of that GPU generation is assumed, and the caller names the assumption.
@@ -24,7 +24,8 @@ _B200 = msgspec.structs.replace(
     DEVICES["b200"], peak_flops_per_s=DEVICES["b200"].peak_flops_per_s | _tera(fp4=9000)
 )
 _GB200 = DeviceSpec(
-    name="GB200", peak_flops_per_s=_tera(fp64=40, fp32=80, fp16=2500, bf16=2500, fp8=5000, fp4=10000),
+    name="GB200",
+    peak_flops_per_s=_tera(fp64=40, fp32=80, fp16=2500, bf16=2500, fp8=5000, fp4=10000),
     memory_bytes=186 * 10**9, memory_bytes_per_s=8.0e12, sustained=0.73, units=148,
 )  # fmt: skip
 _GB300 = msgspec.structs.replace(

@@ -35,7 +35,8 @@ TABLE_2: dict[str, tuple[tuple[int, int, float, float], ...]] = {
 """System -> (GPUs, batch, iteration s, MFU)."""
 
 TABLE_3: tuple[tuple[str, float], ...] = (
-    ("Megatron-LM", 0.477), ("parallel transformer block", 0.523), ("sliding-window attention", 0.533),
+    ("Megatron-LM", 0.477), ("parallel transformer block", 0.523),
+    ("sliding-window attention", 0.533),
     ("TP overlap", 0.555), ("PP overlap", 0.580), ("DP overlap", 0.595),
     ("efficient operators", 0.612), ("misc", 0.623), ("LAMB, batch x3", 0.653),
 )  # fmt: skip

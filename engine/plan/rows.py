@@ -105,7 +105,8 @@ def case_of(row: Row, constants: Fitted) -> Case | str:
         batch = _assumed_batch(number, gpus, notes)
     job = Job(
         model=model, cluster=cluster, global_batch=batch, precision=precision,
-        attention=attention, profile=tuned(row, constants.profiles[system]), physics=constants.physics,
+        attention=attention, profile=tuned(row, constants.profiles[system]),
+        physics=constants.physics,
         speed=constants.speed_of(cluster.device.name, precision),
     )  # fmt: skip
     layouts = _layouts(row, number, job, notes)

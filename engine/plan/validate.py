@@ -145,7 +145,7 @@ def score_row(case: Case, constants: Fitted) -> RowScore:
 
 
 def predict(case: Case) -> tuple[float, PlanLayout, float]:
-    """Seconds of a step, with which layout (the fastest of those left open), and per micro-batch."""
+    """Seconds of a step, with which layout (the fastest of those left open), per micro-batch."""
     best: tuple[float, PlanLayout, float] | None = None
     for layout in fitting(case):
         prices = scalars(price(case.job, single(layout)))

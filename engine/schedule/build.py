@@ -1,4 +1,4 @@
-"""Builders: GPipe, 1F1B, interleaved 1F1B, breadth-first and the zero-bubble family as lists of compute actions.
+"""Builders: GPipe, 1F1B, interleaved 1F1B, breadth-first and the zero-bubble family.
 
 Compute only; `comm.py` adds what has to be sent, gathered and reduced. The orders equal those that
 `torch.distributed.pipelining` generates for the same shape, which a test checks. Paper 2
@@ -72,7 +72,7 @@ def _breadth_first(stage: int, pp: int, vpp: int, microbatches: int) -> list[Act
 
 
 def _zero_bubble(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
-    """Interleaved rounds with split backwards; half the run-ahead, since input gradients come sooner."""
+    """Interleaved rounds, backwards split; half the run-ahead: input gradients come sooner."""
     forwards, backwards, per_round = _rounds(stage, pp, vpp, microbatches)
     warmup = (vpp - 1) * per_round + pp - 1 - stage
     return zero_bubble(forwards, backwards, warmup=warmup, lag=stage)

@@ -1,9 +1,10 @@
-"""Builders whose backward is split: the gradient of the input first, that of the weights when there is time.
+"""Builders whose backward is split: the input's gradient first, the weights' when there is time.
 
-Only the input's gradient is on the way to the previous stage; weight gradients fill what would be bubble
-(arXiv:2401.10241). `zero-bubble` keeps the memory of (interleaved) 1F1B; `zb-v` runs each micro-batch down
-the stages and up again, two chunks a stage, and with equal durations of F, I and W leaves no bubble but
-the start-up. Both orders equal torch's for the same shape, which a test checks.
+Only the input's gradient is on the way to the previous stage; weight gradients fill what would be
+bubble (arXiv:2401.10241). `zero-bubble` keeps the memory of (interleaved) 1F1B; `zb-v` runs each
+micro-batch down the stages and up again, two chunks a stage, and with equal durations of F, I and
+W leaves no bubble but the start-up. Both orders equal torch's for the same shape, which a test
+checks.
 """
 
 from engine.schedule.action import Action, Kind
@@ -15,10 +16,11 @@ Pairs = list[tuple[int, int]]
 
 
 def zero_bubble(forwards: Pairs, backwards: Pairs, *, warmup: int, lag: int) -> list[Action]:
-    """`warmup` forwards, then forward and input gradient in turn, then the remaining input gradients.
+    """`warmup` forwards, then forward and input gradient in turn, then the other input gradients.
 
-    Weight gradients follow their input gradients `lag` steady turns later: a stage far down the pipeline
-    waits that long for its first gradient to travel up, and fills the cool-down with what it saved.
+    Weight gradients follow their input gradients `lag` steady turns later: a stage far down the
+    pipeline waits that long for its first gradient to travel up, and fills the cool-down with what
+    it saved.
     """
     warmup = min(warmup, len(forwards))
     order = [Action(F, *pair) for pair in forwards[:warmup]]
@@ -34,7 +36,7 @@ def zero_bubble(forwards: Pairs, backwards: Pairs, *, warmup: int, lag: int) -> 
 
 
 def zb_v(stage: int, pp: int, microbatches: int) -> list[Action]:
-    """The V schedule of one stage: chunk `stage` on the way down, chunk `2 pp - 1 - stage` on the way up."""
+    """The V schedule of one stage: chunk `stage` on the way down, `2 pp - 1 - stage` going up."""
     down, up = stage, 2 * pp - 1 - stage
     total = max(microbatches, 2 * pp - 1)  # built for a full pipeline; superfluous ones are dropped
     done = {(chunk, kind): 0 for chunk in (down, up) for kind in (F, I, W)}

@@ -75,8 +75,12 @@ def executed(kind: str, pp: int, vpp: int, microbatches: int) -> list[list[Actio
 
 def _listed(kind: str, pp: int, vpp: int, microbatches: int) -> list[list[Action]]:
     """Schedules of several chunks a stage carry out the list they hold."""
-    kinds = {FORWARD: Kind.FORWARD, FULL_BACKWARD: Kind.BACKWARD,
-             BACKWARD_INPUT: Kind.BACKWARD_INPUT, BACKWARD_WEIGHT: Kind.BACKWARD_WEIGHT}  # fmt: skip
+    kinds = {
+        FORWARD: Kind.FORWARD,
+        FULL_BACKWARD: Kind.BACKWARD,
+        BACKWARD_INPUT: Kind.BACKWARD_INPUT,
+        BACKWARD_WEIGHT: Kind.BACKWARD_WEIGHT,
+    }
     chunks = [0, 2 * pp - 1] if kind == "zb-v" else range(0, pp * vpp, pp)
     stages = [_Stage(chunk, pp * vpp, pp) for chunk in chunks]
     for stage in stages:
