@@ -1,11 +1,12 @@
 """What a run would look like, without starting it: layout, memory per stage, schedule."""
 
-from engine.schedule.build import build, resolve_kind
+from engine.schedule.build import build
 from engine.schedule.grid import grid
 from engine.schedule.simulate import simulate
 from engine.schedule.verify import peak_activations
 from engine.spec.base import Noun
 from engine.spec.recipe import Recipe
+from engine.spec.shape import resolve_kind
 
 _GRID_COLUMNS = 120
 _WIDTH = {"fp64": 8, "fp32": 4, "bf16": 2}

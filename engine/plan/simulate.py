@@ -12,10 +12,11 @@ from engine.events.schema import Event
 from engine.plan.price import Price, price
 from engine.plan.setup import Job, PlanLayout, single
 from engine.schedule.action import Action, Kind
-from engine.schedule.build import build, legal, resolve_kind
+from engine.schedule.build import build
 from engine.schedule.comm import add_comm
 from engine.schedule.schedule import Schedule
 from engine.schedule.simulate import Simulation, Span, simulate
+from engine.spec.shape import legal, resolve_kind
 
 _ROUNDS = (2, 3)
 """Rounds simulated of a long step; the difference is the rate at which it continues."""

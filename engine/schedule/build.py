@@ -9,8 +9,7 @@ from engine.errors import LayoutError
 from engine.schedule.action import Action, Kind
 from engine.schedule.schedule import Placement, Schedule
 from engine.schedule.zero_bubble import Pairs, zb_v, zero_bubble
-from engine.spec.shape import legal as legal
-from engine.spec.shape import resolve_kind as resolve_kind
+from engine.spec.shape import legal, resolve_kind
 
 
 def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
