@@ -32,9 +32,12 @@ class Samples(Protocol):
     def tokens_per_byte(self) -> float | None:
         """Tokens in a byte of text, to give a loss per byte; None where bytes are unknown."""
 
+    def files_of(self, numbers: I64) -> list[str]:
+        """The file (or files, in one text) that each sample lies in; empty if it lies in none."""
+
     @property
-    def where(self) -> str:
-        """What is read, for messages."""
+    def bytes_read(self) -> int:
+        """Bytes taken from files so far."""
 
 
 class TokenDataset:
@@ -79,17 +82,22 @@ class TokenDataset:
         """Tokens of the split over bytes of its text."""
         return self._stream.tokens / self._text_bytes if self._text_bytes else None
 
+    def files_of(self, numbers: I64) -> list[str]:
+        """The file that each sample lies in, or several of them."""
+        return self._stream.files_of(numbers * self.seq, self.seq + 1)
+
     @property
-    def where(self) -> str:
-        """The files the tokens lie in."""
-        return ", ".join(self._stream.paths[:3]) + (" ..." if len(self._stream.paths) > 3 else "")
+    def bytes_read(self) -> int:
+        """Bytes taken from the token files so far."""
+        return self._stream.bytes_read
 
     def _check(self, found: I64, numbers: I64) -> None:
         wrong = (found < 0) | (found >= self._vocab)
         if wrong.any():
             row, column = (int(i[0]) for i in wrong.nonzero())
+            (file,) = self.files_of(numbers[row : row + 1])
             raise RecipeError(
-                f"{self.where}: token {found[row, column]} in sample {numbers[row]} is not below "
+                f"{file}: token {found[row, column]} in sample {numbers[row]} is not below "
                 f"model.vocab = {self._vocab}",
                 remedy="set model.vocab to the size of the vocabulary the files were written with",
             )
@@ -142,7 +150,11 @@ class SyntheticDataset:
         """There is no text."""
         return None
 
+    def files_of(self, numbers: I64) -> list[str]:
+        """None."""
+        return [""] * len(numbers)
+
     @property
-    def where(self) -> str:
-        """Nothing is read."""
-        return "synthetic data"
+    def bytes_read(self) -> int:
+        """None."""
+        return 0

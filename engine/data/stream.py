@@ -21,7 +21,8 @@ class TokenStream:
             _mapped(path, file.dtype, file.tokens)
             for path, file in zip(self.paths, split.files, strict=True)
         ]
-        self._runs = None
+        self._runs: I64 | None = None
+        self.bytes_read = 0
         if split.runs:
             table = Path(folder) / split.runs
             rows = table.stat().st_size // 24
@@ -32,6 +33,7 @@ class TokenStream:
         found = np.empty((len(begins), length), dtype=np.int64)
         if self._runs is None:
             tokens = self._files[0]
+            self.bytes_read += found.size * tokens.itemsize
             for row, begin in enumerate(begins.tolist()):
                 found[row] = tokens[begin : begin + length]
             return found
@@ -39,6 +41,17 @@ class TokenStream:
         for row, (begin, run) in enumerate(zip(begins.tolist(), first.tolist(), strict=True)):
             self._gather(found[row], begin, run)
         return found
+
+    def files_of(self, begins: I64, length: int) -> list[str]:
+        """The file that each stretch lies in; several with commas between them."""
+        if self._runs is None:
+            return self.paths[:1] * len(begins)
+        first = np.searchsorted(self._runs[:, 0], begins, side="right") - 1
+        last = np.searchsorted(self._runs[:, 0], begins + length - 1, side="right") - 1
+        return [
+            ", ".join(dict.fromkeys(self.paths[f] for f in self._runs[a : b + 1, 1].tolist()))
+            for a, b in zip(first.tolist(), last.tolist(), strict=True)
+        ]
 
     def _gather(self, out: I64, begin: int, run: int) -> None:
         """Fill `out` with the tokens from `begin`, which lies in the given run."""
@@ -50,6 +63,7 @@ class TokenStream:
             size = min(len(out) - done, int(stop) - begin - done)
             source = at + begin + done - start
             out[done : done + size] = self._files[file][source : source + size]
+            self.bytes_read += size * self._files[file].itemsize
             done += size
             run += 1
 

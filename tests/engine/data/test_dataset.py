@@ -32,7 +32,10 @@ def test_tokens_per_byte_counts_ends_of_documents(files):
     split = files.train
     data = TokenDataset(files, split, seq=8, vocab=256)
     assert data.tokens_per_byte == (split.text_bytes + split.documents) / split.text_bytes
-    assert data.where.endswith("train.bin")
+    (name,) = data.files_of(np.array([0]))
+    assert name.endswith("train.bin")
+    data.samples(np.array([0, 1]))
+    assert data.bytes_read == 2 * 9
 
 
 def test_a_split_shorter_than_a_sample_is_refused(files):

@@ -13,6 +13,8 @@ def test_one_file_is_read_at_any_places(tmp_path):
     found = stream.read(np.array([0, 96, 50]), 4)
     assert found.tolist() == [[0, 1, 2, 3], [96, 97, 98, 99], [50, 51, 52, 53]]
     assert found.dtype == np.int64
+    assert stream.bytes_read == 24
+    assert stream.files_of(np.array([0, 9]), 4) == [str(tmp_path / "t.bin")] * 2
 
 
 @given(st.data())
@@ -39,6 +41,9 @@ def test_runs_over_files_of_different_types_are_joined(tmp_path_factory, data):
     begins = list(range(len(whole) - length + 1))
     found = stream.read(np.array(begins), length)
     assert found.tolist() == [whole[b : b + length] for b in begins]
+    for begin, names in zip(begins, stream.files_of(np.array(begins), length), strict=True):
+        files = dict.fromkeys(t // 1000 for t in whole[begin : begin + length])
+        assert names == ", ".join(f"{folder}/{f}.bin" for f in files)
 
 
 def test_negative_tokens_show_as_huge_ones(tmp_path):
