@@ -127,6 +127,16 @@ class Attribution(Noun, frozen=True, kw_only=True):
     what_if: tuple[WhatIf, ...]
 
 
+class RankWait(Noun, frozen=True, kw_only=True):
+    """What a rank stood in when the job hung."""
+
+    rank: int
+    at: str
+    waits_for: tuple[int, ...] = ()
+    age_s: float = 0.0
+    silent: bool = False
+
+
 class Report(Noun, frozen=True, kw_only=True):
     """All that one call of `msctl diagnose` found."""
 
@@ -140,6 +150,7 @@ class Report(Noun, frozen=True, kw_only=True):
     symptoms: tuple[Symptom, ...] = ()
     not_looked_at: tuple[str, ...] = ()
     unreadable: tuple[Evidence, ...] = ()
+    waits: Annotated[tuple[RankWait, ...], doc("of a hang, the first 4,096 ranks")] = ()
     times: Times | None = None
     attribution: Attribution | None = None
     seconds: Annotated[float, doc("how long the diagnosis took")] = 0.0

@@ -12,9 +12,10 @@ from typing import NamedTuple, TypeVar
 
 from engine.diagnose import arbiter
 from engine.diagnose.crash import crash_findings
-from engine.diagnose.finding import Evidence, Finding, Report
-from engine.diagnose.foreignhang import hang_findings, ras_findings
+from engine.diagnose.finding import Evidence, Finding, RankWait, Report
+from engine.diagnose.foreignhang import hang_findings, ras_findings, states_of
 from engine.diagnose.foreignpace import segment_findings, trace_findings
+from engine.diagnose.hang import rank_waits
 from engine.diagnose.logs.reading import read_logs
 from engine.diagnose.logs.triage import Triage
 from engine.diagnose.readers.beats import Beat, read_beats
@@ -25,6 +26,7 @@ from engine.diagnose.readers.kineto import Trace, read_trace
 from engine.diagnose.readers.ras import Ras, read_ras
 from engine.diagnose.readers.segments import Segments, read_segments
 from engine.diagnose.readers.stacks import Stack, read_stack
+from engine.diagnose.traffic import Traffic, read_traffic, traffic_findings
 from engine.errors import TraceError
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class Gathered(NamedTuple):
     traces: tuple[Trace, ...]
     segments: Segments | None
     ras: tuple[tuple[str, Ras], ...]
+    traffic: tuple[tuple[str, Traffic], ...]
     faults: tuple[tuple[str, str], ...]
     read: dict[str, int]
 
@@ -107,6 +110,7 @@ def diagnose_foreign(
         last_step=max((b.step for b in beats), default=None),
         symptoms=gathered.triage.symptoms if gathered.triage else (),
         not_looked_at=_gaps(inputs, gathered),
+        waits=_waits(gathered, ordered),
         unreadable=tuple(Evidence(file=f, text=text) for f, text in gathered.faults),
         seconds=time.perf_counter() - begin,
     )  # fmt: skip
@@ -142,12 +146,16 @@ def _gather(inputs: Inputs, on_progress: Callable[[float], None]) -> Gathered:
     stacks = {s.rank: s for _, s in _each(inputs.stacks, read_stack, faults)}
     traces = tuple(t for _, t in _each(inputs.traces, read_trace, faults))
     ras = tuple(_each(inputs.ras, read_ras, faults))
+    traffic = tuple(_each(inputs.traffic, read_traffic, faults))
     counts = {
         "dumps": len(dumps), "heartbeats": len(beats), "stacks": len(stacks), "traces": len(traces),
         "segments": len(segments.ranks) if segments else 0, "RAS reports": len(ras),
+        "traffic files": len(traffic),
     }  # fmt: skip
     read |= {kind: count for kind, count in counts.items() if count}
-    return Gathered(job, triage, dumps, beats, stacks, traces, segments, ras, tuple(faults), read)
+    return Gathered(
+        job, triage, dumps, beats, stacks, traces, segments, ras, traffic, tuple(faults), read
+    )
 
 
 def _job(inputs: Inputs, faults: list[tuple[str, str]]) -> Job:
@@ -199,6 +207,16 @@ def _findings(gathered: Gathered, inputs: Inputs) -> Iterator[Finding]:
         yield from crash_findings(gathered.triage, gathered.job, gathered.beats)
     yield from segment_findings(gathered.segments, gathered.job)
     yield from trace_findings(gathered.traces, gathered.job)
+    for file, traffic in gathered.traffic:
+        yield from traffic_findings(traffic, file)
+
+
+def _waits(gathered: Gathered, findings: list[Finding]) -> tuple[RankWait, ...]:
+    """Who stood where, if the job hung."""
+    if not any(finding.kind == "hang" for finding in findings):
+        return ()
+    g = gathered
+    return rank_waits(states_of(g.job, g.dumps, g.beats, g.stacks))
 
 
 def _world(gathered: Gathered) -> int:

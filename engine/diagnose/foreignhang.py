@@ -16,12 +16,19 @@ from engine.diagnose.readers.stacks import Stack, merge
 from engine.diagnose.waits import Waiting
 
 
+def states_of(
+    job: Job, dumps: Iterable[Dump], beats: Mapping[int, Beat], stacks: Mapping[int, Stack]
+) -> dict[int, Waiting]:
+    """What every rank stood in, by all that tells it."""
+    return join(flight_waits(dumps, job.members), beat_waits(beats, job), stacks)
+
+
 def hang_findings(
     job: Job, dumps: Iterable[Dump], beats: Mapping[int, Beat], stacks: Mapping[int, Stack]
 ) -> list[Finding]:
     """What the waits say, with the stack of whoever is stuck as evidence."""
     recorded = tuple(dumps)
-    states = join(flight_waits(recorded, job.members), beat_waits(beats, job), stacks)
+    states = states_of(job, recorded, beats, stacks)
     world = set(range(job.world)) | set(states)
     for dump in recorded:
         for _, members in dump.groups.values():

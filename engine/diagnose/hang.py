@@ -8,7 +8,7 @@ evidence, not a gap.
 from collections.abc import Iterable, Mapping
 
 from engine.diagnose.categories import next_step
-from engine.diagnose.finding import Evidence, Finding
+from engine.diagnose.finding import Evidence, Finding, RankWait
 from engine.diagnose.waits import Graph, Waiting, wait_graph
 from engine.units import show_seconds
 
@@ -33,6 +33,20 @@ def find_hang(states: Mapping[int, Waiting], world: Iterable[int], *, source: st
     if graph.parted and not graph.stuck:
         return [_circle(graph, states, source)]
     return [_nobody(states, members, source)]
+
+
+def rank_waits(states: Mapping[int, Waiting], *, most: int = 4096) -> tuple[RankWait, ...]:
+    """The states as part of a report, the lowest ranks of very many."""
+    return tuple(
+        RankWait(
+            rank=rank,
+            at=state.at,
+            waits_for=tuple(sorted(state.waits_for)[:32]),
+            age_s=state.age_s,
+            silent=state.silent,
+        )
+        for rank, state in sorted(states.items())[:most]
+    )
 
 
 def _stuck(graph: Graph, states: Mapping[int, Waiting], members: list[int], source: str) -> Finding:

@@ -30,6 +30,7 @@ _CELLS = 12_000_000
 _ALONE = 1024
 """Below so many files starting processes costs more than it saves."""
 
+_ACTIONS = frozenset({"forward", "backward", "backward_input", "backward_weight"})
 _ROW = {part: row for row, part in enumerate(PARTS)}
 
 _NESTED = frozenset({"host", "compute", "tp"})
@@ -170,7 +171,7 @@ def _arrays(read: dict[int, _File], keep: int, bad: tuple[tuple[str, str], ...])
     )
 
 
-def _decode(path: Path) -> tuple[list[Line], bool]:
+def decode_lines(path: Path) -> tuple[list[Line], bool]:
     """Lines of a file and whether the last one was torn; TraceError names a bad line."""
     size = path.stat().st_size
     if size > _FILE_LIMIT:
@@ -199,7 +200,7 @@ def _decode(path: Path) -> tuple[list[Line], bool]:
 
 
 def _read(path: Path, rank: int, keep: int) -> _File:
-    lines, _ = _decode(path)
+    lines, _ = decode_lines(path)
     clock = next((line for line in lines[:16] if line.name == "clock"), None)
     layout = _layout(path, clock)
     if rank >= layout.world_size:
@@ -227,9 +228,13 @@ def _ordered(lines: list[Line]) -> list[Line]:
 
     That is how they are written, so they are sorted only where a file differs. The forwards of a
     validation are renamed: they are no training work. Lanes that run beside the calling thread
-    (pipeline and dp traffic) are left out: what they cost shows as `wait`.
+    (pipeline and dp traffic) are left out, since what they cost shows as `wait`; where a transfer
+    is only started (no lane span overlaps a computation) its call took the thread and counts.
     """
     spans = [line for line in lines if line.kind == "span" and line.stream in _NESTED]
+    calls = [line for line in lines if line.kind == "span" and line.stream not in _NESTED]
+    if calls and not _overlaps(calls + [line for line in spans if line.name in _ACTIONS]):
+        spans += calls
     ends = [line.t_ns + line.dur_ns for line in spans]
     if any(a > b for a, b in pairwise(ends)):
         spans.sort(key=lambda s: (s.t_ns + s.dur_ns, -s.t_ns))
@@ -239,6 +244,12 @@ def _ordered(lines: list[Line]) -> list[Line]:
             if any(a <= span.t_ns < b for a, b in validations):
                 span.name = "eval"
     return spans
+
+
+def _overlaps(spans: list[Line]) -> bool:
+    """Whether any two spans ran at the same time."""
+    times = sorted((s.t_ns, s.t_ns + s.dur_ns) for s in spans)
+    return any(earlier[1] > later[0] for earlier, later in pairwise(times))
 
 
 def _reduce(
@@ -269,7 +280,7 @@ def _reduce(
         cells[key] = cells.get(key, 0) + own
         if name == "step":
             steps[step] = span.dur_ns
-        elif name in ("forward", "backward"):
+        elif name in _ACTIONS:
             action = (name, int(span.attrs.get("chunk") or 0))
             total, count = actions.get(action, (0, 0))
             actions[action] = (total + own, count + 1)

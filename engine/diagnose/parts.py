@@ -38,7 +38,8 @@ DIRECT = {
     "forward": "forward", "backward": "backward", "backward_input": "backward",
     "backward_weight": "backward", "tp_comm": "wait_tp", "data": "data", "clip": "clip",
     "optimizer": "optimizer", "tied": "tied", "eval": "eval", "checkpoint": "checkpoint",
-    "gc": "gc", "unshard": "wait_dp", "reduce_grad": "wait_dp",
+    "gc": "gc", "unshard": "wait_dp", "reduce_grad": "wait_dp", "send_f": "wait_pp",
+    "recv_f": "wait_pp", "send_b": "wait_pp", "recv_b": "wait_pp",
 }  # fmt: skip
 """Event name -> part, where the name alone decides."""
 

@@ -54,9 +54,9 @@ def excess(own: NDArray[np.float32], at: Places) -> NDArray[np.float32]:
 
 
 def _group_medians(values: NDArray[np.float32], group: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Median over the members of each group, [groups, steps]; lower median of even groups.
+    """Median over the members of each group, [groups, steps]; of two peers the quicker one.
 
-    The lower one, because of two peers the slower must not become its own standard.
+    Of two the slower must not become its own standard.
     """
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
@@ -65,7 +65,9 @@ def _group_medians(values: NDArray[np.float32], group: NDArray[np.int32]) -> NDA
     for number, size in enumerate(sizes.tolist()):
         if size:
             members = values[order[start : start + size]]
-            middle = (size - 1) // 2
-            result[number] = np.partition(members, middle, axis=0)[middle]
+            low = (size - 1) // 2
+            high = size // 2 if size > 3 else low
+            part = np.partition(members, (low, high), axis=0)
+            result[number] = (part[low] + part[high]) / 2
         start += size
     return result

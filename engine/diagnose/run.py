@@ -4,19 +4,20 @@ Reads `events/`, `log/`, `result.json` and `recipe.toml` of the run folder. Dete
 findings, `arbiter.py` makes the verdict.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.diagnose import arbiter
+from engine.diagnose.attribution import attribute
 from engine.diagnose.categories import next_step
 from engine.diagnose.finding import Evidence, Finding, Report, Times
-from engine.diagnose.hang import find_hang
+from engine.diagnose.hang import find_hang, rank_waits
 from engine.diagnose.load import Spans, load_spans
 from engine.diagnose.openspans import open_waits
 from engine.diagnose.pace import find_pace
+from engine.diagnose.record import Record, read_record
 from engine.diagnose.times import step_times
 from engine.errors import TraceError
 from engine.units import show_seconds
@@ -40,9 +41,17 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
             f"{folder}: no such run folder", remedy="name a folder under runs/, or --job last"
         )
     spans = load_spans(folder / "events", last=last)
-    result = _result(folder)
+    record = read_record(folder)
+    result = record.result
+    states = {} if result.get("ended") == "done" else open_waits(spans)
     findings = arbiter.arrange(
-        [*_failures(spans), *_hang(spans, result), *_outcome(spans, result), *find_pace(spans)]
+        [
+            *_failures(spans),
+            *find_hang(states, range(spans.layout.world_size), source="open spans"),
+            *_outcome(spans, result),
+            *find_pace(spans),
+            *_numbers(folder, record),
+        ]
     )
     times = step_times(spans)
     verdict = arbiter.conclude(findings, healthy=_healthy(spans, times, result))
@@ -55,23 +64,13 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
         read={"events": len(spans.ranks)},
         findings=tuple(findings),
         times=times,
+        waits=rank_waits(states),
+        attribution=attribute(spans, record, findings),
         not_looked_at=_gaps(folder, spans),
         unreadable=tuple(Evidence(file=file, text=text) for file, text in spans.unreadable),
         seconds=time.perf_counter() - begin,
     )
     return report, spans
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    """result.json as a plain mapping; empty if there is none or it is torn."""
-    path = folder / "result.json"
-    try:
-        if path.stat().st_size > 1 << 20:
-            return {}
-        value = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _failures(spans: Spans) -> list[Finding]:
@@ -122,12 +121,30 @@ def _category(error: str) -> str:
     return "cuda_oom" if "out of memory" in error else "code_error"
 
 
-def _hang(spans: Spans, result: dict[str, Any]) -> list[Finding]:
-    """Open spans as a wait-for graph; ranks that left none are missing."""
-    states = open_waits(spans)
-    if not states or result.get("ended") == "done":
-        return []
-    return find_hang(states, range(spans.layout.world_size), source="open spans")
+def _numbers(folder: Path, record: Record) -> list[Finding]:
+    """A loss or gradient norm that is no number, or that left its past by far."""
+    for line, row in enumerate(record.metrics, 1):
+        wrong = [n for n in ("loss", "grad_norm") if not _is_number(getattr(row, n))]
+        if wrong and row.step_s is not None:
+            return [
+                Finding(
+                    kind="crash",
+                    category="numeric",
+                    step=row.step,
+                    confidence=0.9,
+                    what=f"{wrong[0]} is no number from step {row.step}",
+                    evidence=(
+                        Evidence(file=str(folder / "metrics.jsonl"), line=line, text=wrong[0]),
+                    ),
+                    next=next_step("numeric"),
+                    source="metrics",
+                )
+            ]
+    return []
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:

@@ -39,8 +39,8 @@ def step_times(spans: Spans) -> Times | None:
     use = steady(spans)
     if not use.any():
         return None
-    step_s = float(np.nanmean(spans.step_s[:, use]))
     inside = {part: spans.seconds[part][:, use] for part in PARTS}
+    step_s = float(sum(values.mean() for values in inside.values()))
     shares = []
     for part in PARTS:
         seconds = float(inside[part].mean())
@@ -63,8 +63,7 @@ def _per_rank(
     at = places(spans.layout, spans.ranks)
     over = excess(own_work(spans, COMPUTE), at).mean(axis=1)
     means = {part: values.mean(axis=1) for part, values in inside.items()}
-    with np.errstate(all="ignore"):
-        step_s = np.nan_to_num(np.nanmean(spans.step_s[:, use], axis=1))
+    step_s = sum(means.values(), np.zeros(len(spans.ranks), np.float32))
     rows = []
     for row in np.argsort(-over, kind="stable")[:_SHOWN].tolist():
         rank = int(spans.ranks[row])

@@ -1,18 +1,20 @@
 """`msctl diagnose`: the verdict on a run or on what a foreign job left behind."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.diagnose.finding import Report, Times
-from engine.diagnose.parts import LABELS
 from engine.errors import TraceError
-from engine.units import show_ratio, show_seconds
+from engine.units import show_seconds
+from msctl.commands.diagnose_show import show_report
 from msctl.flags import command_flags, complete_run
 from msctl.ui import Ui
 
-_RANKS_SHOWN = 8
+if TYPE_CHECKING:
+    from engine.diagnose.finding import Report
+    from engine.diagnose.foreign import Inputs
+    from engine.diagnose.load import Spans
 
 
 def _place(name: str, text: str) -> object:
@@ -43,6 +45,16 @@ def diagnose(
     stacks: Annotated[Path | None, _place("--stacks", "Stacks: py-spy or faulthandler.")] = None,
     ras: Annotated[Path | None, _place("--ras", "Output of NCCL RAS, text or JSON.")] = None,
     segments: Annotated[Path | None, _place("--segments", "Timed segments, JSON lines.")] = None,
+    traffic: Annotated[Path | None, _place("--traffic", "Bytes by NIC and time, CSV.")] = None,
+    heatmap: Annotated[bool, typer.Option("--heatmap", help="Draw rank by step.")] = False,
+    timeline: Annotated[Path | None, _place("--timeline", "Write a Chrome trace here.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="Step of the timeline (default the last)."),
+    ] = None,
+    html: Annotated[Path | None, _place("--html", "Write the report as one page here.")] = None,
+    metrics: Annotated[Path | None, _place("--metrics", "Write OpenMetrics text here.")] = None,
+    findings: Annotated[Path | None, _place("--findings", "Write findings.jsonl here.")] = None,
 ) -> None:
     """Say where a run's time went and what is wrong with it.
 
@@ -54,102 +66,106 @@ def diagnose(
 
     - `msctl diagnose --job last`
     - `msctl diagnose runs/tiny --last 50`
+    - `msctl diagnose --job last --heatmap --html report.html`
     - `msctl diagnose --logs logs --fr dumps --dmesg dmesg.log`
     """
-    from engine.diagnose.foreign import Inputs, diagnose_foreign, inputs_of
-    from engine.diagnose.jobs import find_run, is_run
-    from engine.diagnose.run import diagnose_run
+    from engine.diagnose.foreign import Inputs
+    from engine.diagnose.jobs import find_run
 
-    inputs = Inputs(logs, fr, traces, heartbeats, dmesg, stacks, ras, segments)
-    foreign = any(place is not None for place in inputs)
-    if sum((run is not None, job is not None, foreign)) != 1:
+    inputs = Inputs(logs, fr, traces, heartbeats, dmesg, stacks, ras, segments, traffic)
+    if sum((run is not None, job is not None, any(inputs))) != 1:
         raise TraceError(
             "name one job: a folder, --job, or the inputs of a foreign job",
             remedy="name a run folder, or --job last, or --logs DIR",
         )
-    if job is not None:
-        run = find_run(job, runs)
-    if run is not None and is_run(run):
-        report = diagnose_run(run, last=last)
-    else:
-        if run is not None and not run.is_dir():
-            raise TraceError(f"{run}: no such folder", remedy="name a run folder, or --job last")
-        with ui.progress("reading", 1.0) as advance:
-            shown = [0.0]
-
-            def on_progress(share: float) -> None:
-                advance(share - shown[0])
-                shown[0] = share
-
-            report = diagnose_foreign(inputs_of(run) if run else inputs, on_progress=on_progress)
+    folder = find_run(job, runs) if job is not None else run
+    report, spans = _diagnosed(ui, folder, inputs, last)
     ui.result(report, show_report)
+    if heatmap:
+        _draw(ui, spans)
+    if timeline is not None and folder is not None:
+        _timeline(ui, folder, timeline, spans, step)
+    _write(ui, report, spans, html, metrics, findings)
     ui.exit(report.verdict.state in ("degraded", "faulty"))
 
 
-def show_report(ui: Ui, report: Report) -> None:
-    """The verdict in the first lines, then the step, then what was not looked at."""
-    verdict = report.verdict
-    degrees = " x ".join(f"{axis} {n}" for axis, n in report.layout.items())
-    read = ", ".join(f"{count} {kind}" for kind, count in report.read.items())
-    step = "" if report.last_step is None else f"   last step {report.last_step}"
-    world = f"   world {report.world}" if report.world else ""
-    ui.line(
-        f"job {report.job}{world}{f' = {degrees}' if degrees else ''}{step}   "
-        f"read {read}, {show_seconds(report.seconds)}"
-    )
-    bad = verdict.state in ("degraded", "faulty")
-    sure = f"   confidence {verdict.confidence:.2f}" if bad else ""
-    name = f" {verdict.kind}, {verdict.category}:" if bad else ":"
-    ui.line(
-        f"VERDICT  {verdict.state}{name} {verdict.what}{sure}", "bold red" if bad else "bold green"
-    )
-    _field(ui, "why", verdict.why)
-    where = f"{verdict.file}:{verdict.line}" if verdict.line else verdict.file
-    _field(ui, "where", where)
-    _field(ui, "next", verdict.next)
-    for finding in report.findings[1:]:
-        ui.line(
-            f"also     {finding.what} ({finding.category}, confidence {finding.confidence:.2f})"
+def _diagnosed(
+    ui: Ui, folder: Path | None, inputs: "Inputs", last: int | None
+) -> "tuple[Report, Spans | None]":
+    """The report of a run of ours, or of a foreign job with a bar while its logs are read."""
+    from engine.diagnose.foreign import diagnose_foreign, inputs_of
+    from engine.diagnose.jobs import is_run
+    from engine.diagnose.run import diagnose_spans
+
+    if folder is not None and is_run(folder):
+        return diagnose_spans(folder, last=last)
+    if folder is not None and not folder.is_dir():
+        raise TraceError(f"{folder}: no such folder", remedy="name a run folder, or --job last")
+    with ui.progress("reading", 1.0) as advance:
+        done = 0.0
+
+        def on_progress(share: float) -> None:
+            nonlocal done
+            advance(share - done)
+            done = share
+
+        given = inputs_of(folder) if folder is not None else inputs
+        return diagnose_foreign(given, on_progress=on_progress), None
+
+
+def _draw(ui: Ui, spans: "Spans | None") -> None:
+    """The heat map in text: rows of ranks, columns of steps."""
+    from engine.diagnose.heatmap import SHADES, heat_map, text_rows
+
+    _need(spans is not None, "--heatmap")
+    if spans is not None:
+        ui.line("")
+        for row in text_rows(heat_map(spans)):
+            ui.line(row)
+        ui.line(f"shades {SHADES!r}: own work above that of peers, from 0 to 20 %")
+
+
+def _timeline(ui: Ui, folder: Path, out: Path, spans: "Spans | None", step: int | None) -> None:
+    """The Chrome trace of one step."""
+    from engine.diagnose.timeline import write_timeline
+
+    _need(spans is not None and len(spans.steps) > 0, "--timeline")
+    if spans is not None:
+        chosen = int(spans.steps[max(0, len(spans.steps) - 2)]) if step is None else step
+        made = write_timeline(folder, out, spans.layout, steps=(chosen, chosen))
+        ui.note(
+            f"wrote {out}: step {chosen}, {made.ranks} ranks, {made.slices} slices, "
+            f"{made.arrows} arrows; clocks agree within {show_seconds(made.residual_ns / 1e9)}"
         )
-    for symptom in report.symptoms:
-        ui.line(f"symptom  {symptom.count} x {symptom.what}")
-    for evidence in report.unreadable:
-        ui.line(f"unread   {evidence.file}: {evidence.text}")
-    if report.times is not None:
-        _show_times(ui, report.times)
-    if report.not_looked_at:
-        _field(ui, "not looked at", "; ".join(report.not_looked_at))
+        ui.hint("open it at https://ui.perfetto.dev or chrome://tracing")
 
 
-def _field(ui: Ui, name: str, text: str) -> None:
-    if text:
-        ui.line(f"  {name:<6} {text}")
+def _need(has: bool, option: str) -> None:
+    if not has:
+        raise TraceError(
+            f"{option} needs the events of a run, and this job has none",
+            remedy=f"leave {option} out, or name a run folder that `msctl train` wrote",
+        )
 
 
-def _show_times(ui: Ui, times: Times) -> None:
-    """Where the step went, over all ranks and for the slowest against their peers."""
-    first, final = times.steps
-    title = f"Average step {show_seconds(times.step_s)}, steps {first}-{final}, {times.ranks} ranks"
-    rows = [(LABELS[p.name], show_seconds(p.seconds), show_ratio(p.share)) for p in times.parts]
-    ui.line("")
-    ui.table(title, ("part", "seconds", "share"), rows)
-    shown = [part.name for part in times.parts if part.share >= 0.01]
-    columns = ("rank", "tp", "pp", "dp", "step", "against peers", *(LABELS[n] for n in shown))
-    ui.table(
-        "Ranks, slowest against their peers first",
-        columns,
-        [
-            (
-                r.rank,
-                r.tp,
-                r.pp,
-                r.dp,
-                show_seconds(r.step_s),
-                f"{100 * r.excess:+.1f} %",
-                *(show_seconds(r.parts_s.get(n, 0.0)) for n in shown),
-            )
-            for r in times.per_rank[:_RANKS_SHOWN]
-        ],
-    )
-    for note in times.notes:
-        ui.line(f"note: {note}")
+def _write(
+    ui: Ui,
+    report: "Report",
+    spans: "Spans | None",
+    html: Path | None,
+    metrics: Path | None,
+    findings: Path | None,
+) -> None:
+    """The report in the forms that were asked for."""
+    from engine.diagnose.export import open_metrics, write_findings
+    from engine.diagnose.html import write_html
+
+    if html is not None:
+        write_html(report, html, spans)
+        ui.note(f"wrote {html}")
+    if metrics is not None:
+        metrics.write_text(open_metrics(report), encoding="utf-8")
+        ui.note(f"wrote {metrics}")
+    if findings is not None:
+        count = write_findings(report, findings)
+        ui.note(f"wrote {findings}: {count} findings")

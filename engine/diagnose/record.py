@@ -1,0 +1,80 @@
+"""What a run's folder says beside its events: resolved recipe, metrics, how it ended.
+
+All of it is optional here: a diagnosis must not fail because a file is missing or torn.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.spec.load import load_recipe
+from engine.spec.recipe import Recipe
+
+_LIMIT = 256 << 20
+
+
+class Metric(msgspec.Struct):
+    """One line of metrics.jsonl; what cannot be a number is None."""
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    step_s: float | None = None
+    mfu: float | None = None
+
+
+class Record(NamedTuple):
+    """A run's own account of itself."""
+
+    recipe: Recipe | None
+    metrics: tuple[Metric, ...]
+    result: dict[str, Any]
+
+    @property
+    def mfu(self) -> float | None:
+        """Mean MFU (0..1) of the steps after the first, None if it was not measured."""
+        known = [m.mfu for m in self.metrics[1:] if m.mfu is not None and math.isfinite(m.mfu)]
+        return sum(known) / len(known) if known and sum(known) > 0 else None
+
+
+def read_record(folder: Path) -> Record:
+    """Whatever can be read of recipe.toml, metrics.jsonl and result.json."""
+    recipe = None
+    try:
+        if (folder / "recipe.toml").is_file():
+            recipe = load_recipe(folder / "recipe.toml")
+    except (EngineError, OSError):
+        recipe = None
+    return Record(recipe, _metrics(folder / "metrics.jsonl"), read_result(folder))
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """result.json as a plain mapping; empty if there is none or it is torn."""
+    path = folder / "result.json"
+    try:
+        if path.stat().st_size > 1 << 20:
+            return {}
+        value = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _metrics(path: Path) -> tuple[Metric, ...]:
+    try:
+        if path.stat().st_size > _LIMIT:
+            return ()
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return ()
+    rows = []
+    decoder = msgspec.json.Decoder(Metric)
+    for line in lines:
+        try:
+            rows.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return tuple(rows)

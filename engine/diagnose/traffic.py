@@ -1,0 +1,216 @@
+"""Traffic of a healthy job has the step's period: find the NIC that leaves it (paper 5.1).
+
+Each NIC's byte series is compared with the median NIC, window by window of two periods: its
+shape (correlation) and its volume. Limits come from the first windows of the same job. What all
+NICs do together (a common slow-down, a stop of all) shows in the period and in the median
+itself.
+"""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.diagnose.categories import next_step
+from engine.diagnose.finding import Evidence, Finding
+from engine.diagnose.readers.files import FileFault, read_limited
+from engine.units import show_ratio, show_seconds
+
+_LIMIT = 2 << 30
+_SHAPE_Z = 15.0
+_VOLUME_Z = 10.0
+_LEARN = 6
+"""Windows at the start that tell what is normal."""
+
+
+class Traffic(NamedTuple):
+    """Bytes per second [nics, samples], one sample every dt seconds."""
+
+    nics: tuple[str, ...]
+    bytes_per_s: NDArray[np.float32]
+    dt_s: float
+
+
+class Alarm(NamedTuple):
+    """A window in which a NIC (None: all of them) is not like the others or not like before."""
+
+    nic: str | None
+    at_s: float
+    what: str
+
+
+def read_traffic(path: Path) -> Traffic:
+    """CSV with a header or JSON lines: t, nic, and bytes (a counter) or bytes_per_s."""
+    data = read_limited(path, _LIMIT)
+    rows = _json_rows(data) if data.lstrip()[:1] == b"{" else _csv_rows(data)
+    series: dict[str, dict[float, float]] = {}
+    counter = False
+    for row in rows:
+        try:
+            t = float(row.get("t") or row.get("time") or 0.0)
+            nic = str(row.get("nic") or row.get("device") or row.get("node") or "")[:80]
+            rate = row.get("bytes_per_s")
+            counter = counter or rate is None
+            series.setdefault(nic, {})[t] = float(row["bytes"] if rate is None else rate)
+        except (KeyError, TypeError, ValueError):
+            continue
+    if not series:
+        raise FileFault("holds no rows of t, nic and bytes or bytes_per_s")
+    return _regular(series, counter)
+
+
+def _json_rows(data: bytes) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.Decoder(dict[str, Any]).decode_lines(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFault(f"is no JSON lines: {error}") from None
+
+
+def _csv_rows(data: bytes) -> list[dict[str, Any]]:
+    try:
+        return list(csv.DictReader(io.StringIO(data.decode(errors="replace"))))
+    except csv.Error as error:
+        raise FileFault(f"is no CSV: {error}") from None
+
+
+def _regular(series: dict[str, dict[float, float]], counter: bool) -> Traffic:
+    """Series on one grid of times; counters become rates, a counter that fell was reset."""
+    times = np.array(sorted({t for points in series.values() for t in points}))
+    if len(times) < 8:
+        raise FileFault("holds fewer than eight points in time")
+    dt = float(np.median(np.diff(times)))
+    grid = np.arange(times[0], times[-1] + dt / 2, dt)
+    if len(grid) * len(series) > 500_000_000:
+        raise FileFault("covers more than 500,000,000 samples")
+    rows = []
+    for points in series.values():
+        t = np.array(sorted(points))
+        v = np.array([points[x] for x in t])
+        if counter:
+            t, v = t[1:], np.clip(np.diff(v) / np.maximum(np.diff(t), 1e-9), 0, None)
+        rows.append(np.interp(grid, t, v).astype(np.float32))
+    return Traffic(tuple(series), np.stack(rows), dt)
+
+
+def period_s(total: NDArray[np.float64], dt_s: float) -> float:
+    """The period of a series by its autocorrelation, 0 if it has none."""
+    x = total - total.mean()
+    if not x.any():
+        return 0.0
+    spectrum = np.fft.rfft(x, 2 * len(x))
+    auto = np.fft.irfft(spectrum * np.conj(spectrum))[: len(x) // 2]
+    auto = auto / auto[0]
+    below = np.flatnonzero(auto < 0.2)
+    if not len(below):
+        return 0.0
+    start = int(below[0])
+    peak = start + int(np.argmax(auto[start:]))
+    return peak * dt_s if auto[peak] > 0.2 else 0.0
+
+
+def find_alarms(traffic: Traffic) -> list[Alarm]:
+    """Every window in which a NIC leaves the others, and where all of them stop or slow down."""
+    x = traffic.bytes_per_s
+    first = x[:, : max(64, x.shape[1] // 5)].mean(axis=0).astype(np.float64)
+    period = period_s(first, traffic.dt_s)
+    if not period or x.shape[1] * traffic.dt_s < 8 * period:
+        return []
+    width = max(8, round(2 * period / traffic.dt_s))
+    hop = max(1, width // 4)
+    starts = range(0, x.shape[1] - width + 1, hop)
+    shape, volume, middle = _profiles(x, starts, width)
+    whole = _of_all(traffic, starts, width, middle)
+    stop = min((a.at_s for a in whole if "stopped" in a.what), default=float("inf"))
+    alarms = [a for a in _of_nics(traffic, starts, width, shape, volume) if a.at_s <= stop]
+    return sorted(alarms + whole, key=lambda a: a.at_s)
+
+
+def _profiles(
+    x: NDArray[np.float32], starts: range, width: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Correlation with and volume over the median NIC [windows, nics]; the median's volume."""
+    shape, volume, middle = [], [], []
+    for start in starts:
+        part = x[:, start : start + width].astype(np.float64)
+        median = np.median(part, axis=0)
+        centred = part - part.mean(axis=1, keepdims=True)
+        reference = median - median.mean()
+        norm = np.linalg.norm(centred, axis=1) * np.linalg.norm(reference)
+        shape.append(np.where(norm > 0, centred @ reference / np.maximum(norm, 1e-9), 0.0))
+        volume.append(part.mean(axis=1) / max(float(median.mean()), 1e-9))
+        middle.append(float(median.mean()))
+    return np.array(shape), np.array(volume), np.array(middle)
+
+
+def _of_nics(
+    traffic: Traffic,
+    starts: range,
+    width: int,
+    shape: NDArray[np.float64],
+    volume: NDArray[np.float64],
+) -> list[Alarm]:
+    learn = min(_LEARN * 4, max(4, len(shape) // 3))
+    loss = np.median(shape, axis=1, keepdims=True) - shape
+    loss = loss - np.median(loss[:learn], axis=0, keepdims=True)  # a NIC's own constant lag
+    loss_limit = _SHAPE_Z * _spread(loss[:learn]) + 0.01
+    level = volume / np.maximum(np.median(volume, axis=1, keepdims=True), 1e-9)
+    own = np.median(level[:learn], axis=0, keepdims=True)
+    off = np.abs(level / np.maximum(own, 1e-9) - 1)
+    off_limit = _VOLUME_Z * _spread((level / own - 1)[:learn]) + 0.01
+    alarms = []
+    for window, nic in zip(*np.nonzero((loss > loss_limit) | (off > off_limit)), strict=True):
+        at = (starts[window] + width) * traffic.dt_s
+        by_volume = off[window, nic] > off_limit
+        amount = show_ratio(float(level[window, nic]))
+        what = f"carries {amount} of the median's bytes" if by_volume else "is out of step"
+        alarms.append(Alarm(traffic.nics[nic], at, what))
+    return alarms
+
+
+def _of_all(
+    traffic: Traffic, starts: range, width: int, middle: NDArray[np.float64]
+) -> list[Alarm]:
+    """A stop of all NICs, and a period that grew by more than five per cent."""
+    learn = min(_LEARN * 4, max(4, len(middle) // 3))
+    usual = float(np.median(middle[:learn]))
+    stopped = np.flatnonzero(middle < 0.2 * usual)
+    alarms = []
+    if len(stopped):
+        at = (starts[int(stopped[0])] + width) * traffic.dt_s
+        alarms.append(Alarm(None, at, "all traffic stopped"))
+    total = traffic.bytes_per_s.mean(axis=0).astype(np.float64)
+    fifth = max(64, len(total) // 5)
+    before, after = period_s(total[:fifth], traffic.dt_s), period_s(total[-fifth:], traffic.dt_s)
+    if not len(stopped) and before and after > 1.05 * before:
+        what = f"the period grew from {show_seconds(before)} to {show_seconds(after)}"
+        alarms.append(Alarm(None, len(total) * traffic.dt_s, what))
+    return alarms
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    return float(1.4826 * np.median(np.abs(values - np.median(values))))
+
+
+def traffic_findings(traffic: Traffic, file: str = "") -> list[Finding]:
+    """The NIC that left the others first, and what all of them did."""
+    alarms = find_alarms(traffic)
+    if not alarms:
+        return []
+    named = [a for a in alarms if a.nic is not None]
+    chosen = named[0] if named else alarms[0]
+    count = sum(a.nic == chosen.nic for a in alarms)
+    who = f"NIC {chosen.nic}" if chosen.nic is not None else "the network"
+    return [
+        Finding(
+            kind="traffic", category="traffic", confidence=min(0.95, 0.5 + 0.05 * count),
+            nodes=(chosen.nic,) if chosen.nic else (), device=chosen.nic or "",
+            what=f"{who} {chosen.what} from {show_seconds(chosen.at_s)} on",
+            why=f"{count} windows of two periods differ from the median NIC",
+            evidence=(Evidence(file=file, text=f"first at {chosen.at_s:.1f} s: {chosen.what}"),),
+            next=next_step("traffic"), source="traffic", cost=0.05,
+        )
+    ]  # fmt: skip
