@@ -41,6 +41,11 @@ class Loader:
         """Factor from a loss per token to a loss per byte; None where bytes are unknown."""
         return self._samples.tokens_per_byte
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from the token files so far."""
+        return self._samples.bytes_read
+
     def microbatches(self, step: int) -> list[MicroTokens]:
         """Micro-batches of the replica in step 0, 1, ...: tokens, targets, sample ids.
 

@@ -126,7 +126,7 @@ class Ring:
                 os.ftruncate(descriptor, shape.total_bytes)
         except OSError as error:
             os.close(descriptor)
-            raise _too_large(shape, error.strerror) from error
+            raise _too_large(shape, str(error.strerror)) from error
         return cls(shape, descriptor, is_writer=True)
 
     def slot(self, step: int) -> NDArray[Any]:

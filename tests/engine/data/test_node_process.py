@@ -70,7 +70,7 @@ def test_eight_ranks_read_everything_once_and_go_on_with_another_layout(world, a
         for tokens, targets, ids in own.microbatches(step):
             assert found[ids.item()] == (tokens[:, 0].tolist(), targets[-1, 0].item())
     first_run = results[0]
-    assert [r["evaluated"] for r in first_run if r["replica"] == 3][0] == [
+    assert next(r["evaluated"] for r in first_run if r["replica"] == 3) == [
         micro[0].tolist()
         for step in range(2)
         for micro in open_loaders(asked, replica=3)[1].microbatches(step)
@@ -90,9 +90,14 @@ def only(asked, folder):
         monitor=msgspec.structs.replace(asked.monitor, timeout_s=30.0),
     )
     files = open_samples(alone)[0]
-    path, process = started(alone, folder, 1)
+    _, process = started(alone, folder, 1)
     (token_file,) = set(files.files_of(np.array([0])))
     return alone, process, Path(token_file)
+
+
+def train_on(loader, steps):
+    for step in range(1, steps):
+        loader.microbatches(step)
 
 
 def test_a_killed_loader_is_an_error_that_names_the_file(asked, tmp_path):
@@ -103,8 +108,7 @@ def test_a_killed_loader_is_an_error_that_names_the_file(asked, tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         assert ended(process) == -signal.SIGKILL
         with pytest.raises(RunFailed, match="has died while reading") as info:
-            for step in range(1, 10):
-                train.microbatches(step)
+            train_on(train, 10)
         assert str(token_file) in info.value.what
 
 
@@ -116,8 +120,7 @@ def test_a_token_file_that_is_cut_under_the_loader_is_named(asked, tmp_path):
         train.microbatches(0)
         os.truncate(token_file, 0)
         with pytest.raises(RunFailed, match="has died while reading") as info:
-            for step in range(1, 200):
-                train.microbatches(step)
+            train_on(train, 200)
         assert str(token_file) in info.value.what
         assert ended(process) == -signal.SIGBUS
 
