@@ -18,6 +18,7 @@ from engine.ckpt.manifest import Manifest
 from engine.ckpt.safefile import Planned
 from engine.errors import LayoutError
 from engine.spec.layout import ParallelLayout
+from engine.spec.model import ModelSpec
 
 _SPLIT_0 = re.compile(r"(?:embed|head)\.weight|.*\.(?:q|k|v|up|gate)\.(?:weight|bias)")
 _SPLIT_1 = re.compile(r".*\.(?:o|down)\.weight")
@@ -29,6 +30,21 @@ def split_dim(name: str) -> int | None:
     if _SPLIT_0.fullmatch(name):
         return 0
     return 1 if _SPLIT_1.fullmatch(name) else None
+
+
+def shape_of(spec: ModelSpec, name: str) -> tuple[int, ...]:
+    """The global shape of a parameter by its public name."""
+    *above, last = name.split(".")
+    sizes = {
+        "q": (spec.q_size, spec.hidden), "k": (spec.kv_size, spec.hidden),
+        "v": (spec.kv_size, spec.hidden), "o": (spec.hidden, spec.q_size),
+        "up": (spec.ffn, spec.hidden), "gate": (spec.ffn, spec.hidden),
+        "down": (spec.hidden, spec.ffn), "norm": (spec.hidden,), "final_norm": (spec.hidden,),
+        "embed": (spec.vocab, spec.hidden), "head": (spec.vocab, spec.hidden),
+        "position": (spec.seq, spec.hidden),
+    }  # fmt: skip
+    full = sizes[above[-1]]
+    return full if last == "weight" else full[:1]
 
 
 def layer_of(name: str) -> int | None:
