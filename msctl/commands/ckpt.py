@@ -1,18 +1,20 @@
 """`msctl ckpt`: list, show, verify, reshard, export, import and prune checkpoints."""
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from engine.ckpt.catalog import CheckpointInfo
-from engine.ckpt.prune import Decision
-from engine.ckpt.reshard import ReshardPlan
-from engine.ckpt.show import CheckpointDetail, Difference, ShardRow
-from engine.ckpt.verify import VerifyReport
-from engine.spec.layout import ParallelLayout
-from engine.units import show_bytes, show_count, show_seconds
+from msctl.commands.ckpt_show import (
+    show_decisions,
+    show_detail,
+    show_diff,
+    show_export,
+    show_list,
+    show_plan,
+    show_shards,
+    show_verify,
+)
 from msctl.flags import command_flags, command_group, complete_run
 from msctl.ui import Ui
 
@@ -135,6 +137,52 @@ def reshard(
 
 @app.command()
 @command_flags
+def export(
+    ui: Ui,
+    checkpoint: Where,
+    out: Out,
+    dtype: Annotated[str, typer.Option(help="keep, F64, F32, BF16 or F16.")] = "keep",
+) -> None:
+    """Export the weights as a Hugging Face folder.
+
+    `transformers` loads it: as Llama, GPT-2 or GPT-NeoX, whichever holds the model exactly.
+
+    *Examples*
+
+    - `msctl ckpt export runs/tiny --out exported/tiny`
+    - `msctl ckpt export runs/tiny/ckpt/step-00000100 --out exported/tiny --dtype BF16`
+    """
+    from engine.ckpt.hf_export import export_hf
+
+    report = export_hf(checkpoint, out, dtype=dtype)
+    ui.result(report, show_export)
+    ui.note(f"wrote {report.where}")
+
+
+@app.command("import")
+@command_flags
+def import_(
+    ui: Ui,
+    folder: Annotated[str, typer.Argument(help="Hugging Face folder with safetensors files.")],
+    out: Out,
+) -> None:
+    """Import the weights of a Hugging Face folder as a checkpoint of step 0.
+
+    *Examples*
+
+    - `msctl ckpt import exported/tiny --out runs/imported/ckpt`
+    """
+    from engine.ckpt.catalog import describe
+    from engine.ckpt.hf_import import import_hf
+    from engine.ckpt.store import open_store
+
+    name = import_hf(folder, out)
+    ui.result([describe(open_store(out), name)], show_list)
+    ui.note(f"wrote {out.rstrip('/')}/{name}")
+
+
+@app.command()
+@command_flags
 def prune(
     ui: Ui,
     run: Where,
@@ -169,90 +217,6 @@ def prune(
         ui.hint("add --yes to delete what is marked remove")
 
 
-def show_list(ui: Ui, infos: Sequence[CheckpointInfo]) -> None:
-    """One row a folder."""
-    rows = [
-        (i.name, i.step, _when(i.created_s), show_bytes(i.bytes), i.files, i.state,
-         _layout(i.layout), i.why)
-        for i in infos
-    ]  # fmt: skip
-    ui.table("", ("name", "step", "time", "size", "files", "state", "layout", "why"), rows)
-
-
-def show_detail(ui: Ui, detail: CheckpointDetail) -> None:
-    """Facts, then tensors, then the recipe."""
-    facts = [
-        ("where", detail.where), ("run", detail.run or None), ("step", detail.step),
-        ("saved", _when(detail.created_s)), ("layout", _layout(detail.layout)),
-        ("ranks", detail.world), ("parameters", show_count(detail.parameters)),
-        ("size", show_bytes(detail.bytes)), ("files", detail.files),
-        ("slots", ", ".join(detail.slots)),
-        ("versions", ", ".join(f"{k} {v}" for k, v in detail.versions.items())),
-        *((f"data.{k}", str(v)) for k, v in detail.data.items()),
-        *((f"extra.{k}", str(v)) for k, v in detail.extra.items()),
-    ]  # fmt: skip
-    ui.table("checkpoint", ("fact", "value"), facts)
-    rows = [
-        (t.name, "x".join(map(str, t.shape)), t.dtype, len(t.slots), t.shards, _ranks(t.ranks),
-         show_bytes(t.bytes))
-        for t in detail.tensors
-    ]  # fmt: skip
-    ui.table("tensors", ("name", "shape", "dtype", "slots", "shards", "ranks", "size"), rows)
-    if detail.recipe_toml and ui.verbose:
-        ui.line("\n" + detail.recipe_toml)
-
-
-def show_shards(ui: Ui, shards: Sequence[ShardRow]) -> None:
-    """Where each range of a tensor lies."""
-    rows = [
-        (s.slot, s.box, f"{s.flat[0]}:{s.flat[1]}", s.file, s.offset, show_bytes(s.bytes))
-        for s in shards
-    ]
-    ui.table("shards", ("slot", "box", "range", "file", "offset", "size"), rows)
-
-
-def show_diff(ui: Ui, differences: Sequence[Difference]) -> None:
-    """One row a difference."""
-    rows = [(d.what, d.left, d.right) for d in differences]
-    ui.table("differences", ("what", "left", "right"), rows)
-    if not differences:
-        ui.note("no difference")
-
-
-def show_verify(ui: Ui, report: VerifyReport) -> None:
-    """One line if whole, else one row a fault."""
-    rate = report.bytes / report.seconds if report.seconds else 0.0
-    ui.note(
-        f"checked {report.chunks} chunks, {show_bytes(report.bytes)} in "
-        f"{show_seconds(report.seconds)}, {show_bytes(rate)}/s"
-    )
-    if report.ok:
-        ui.line(f"whole    {report.where}")
-        return
-    ui.line(f"damaged  {report.where}", style="bold red")
-    rows = [
-        (d.file, d.chunk if d.chunk >= 0 else None, d.what, ", ".join(d.tensors[:4]) or None)
-        for d in report.damage
-    ]
-    ui.table("damage", ("file", "chunk", "what", "tensors"), rows)
-    ui.hint("resume from an older checkpoint; `msctl ckpt list` shows which ones are committed")
-
-
-def show_plan(ui: Ui, plan: ReshardPlan) -> None:
-    """What will be written."""
-    row = (
-        plan.source, _layout(plan.layout), plan.files, plan.pieces, show_bytes(plan.bytes),
-        show_bytes(plan.largest_file_bytes),
-    )  # fmt: skip
-    ui.table("reshard", ("source", "layout", "files", "pieces", "size", "largest file"), [row])
-
-
-def show_decisions(ui: Ui, decisions: Sequence[Decision]) -> None:
-    """What happens to each folder, and why."""
-    rows = [(d.action, d.name, d.state, show_bytes(d.bytes), d.why) for d in decisions]
-    ui.table("", ("action", "name", "state", "size", "why"), rows)
-
-
 def _shares(advance: Callable[[float], None]) -> Callable[[int, int], None]:
     """Turn (done, total) reports into steps of a bar of length one."""
     seen = [0.0]
@@ -263,19 +227,3 @@ def _shares(advance: Callable[[float], None]) -> Callable[[int, int], None]:
         seen[0] = share
 
     return report
-
-
-def _layout(layout: ParallelLayout | None) -> str | None:
-    if layout is None:
-        return None
-    return f"tp={layout.tp} pp={layout.pp} vpp={layout.vpp} dp={layout.dp} zero={layout.zero}"
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    if len(ranks) > 4:
-        return f"{ranks[0]}..{ranks[-1]} ({len(ranks)})"
-    return ",".join(map(str, ranks))
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.engine.ckpt.state import dense, save
+from tests.engine.ckpt.test_hf_export import LLAMA, checkpoint, weights
 
 
 @pytest.fixture
@@ -68,6 +69,17 @@ def test_prune_is_a_dry_run_without_yes(msctl, run):
     assert len(list((run / "ckpt").iterdir())) == 2
     assert msctl("ckpt", "prune", str(run), "--keep", "1", "--yes").code == 0
     assert [p.name for p in (run / "ckpt").iterdir()] == ["step-00000020"]
+
+
+def test_export_and_import_round_trip(msctl, tmp_path):
+    a, hf, b = (str(tmp_path / name) for name in ("a", "hf", "b"))
+    checkpoint(tmp_path / "a", LLAMA, weights(LLAMA))
+    ended = msctl("ckpt", "export", a, "--out", hf, "--dtype", "BF16")
+    assert ended.out.splitlines()[1].split("\t")[1:4] == ["llama", "21", "1"]
+    assert msctl("ckpt", "import", hf, "--out", b, "--json").code == 0
+    assert "step-00000000\t0" in msctl("ckpt", "list", b).out
+    again = msctl("ckpt", "export", a, "--out", hf)
+    assert (again.code, "already holds a model" in again.err) == (3, True)
 
 
 def test_an_absent_checkpoint_is_an_input_error(msctl, tmp_path):
