@@ -125,7 +125,11 @@ def find_alarms(traffic: Traffic) -> list[Alarm]:
     shape, volume, middle = _profiles(x, starts, width)
     whole = _of_all(traffic, starts, width, middle)
     stop = min((a.at_s for a in whole if "stopped" in a.what), default=float("inf"))
-    alarms = [a for a in _of_nics(traffic, starts, width, shape, volume) if a.at_s <= stop]
+    found = _of_nics(traffic, starts, width, shape, volume)
+    quiet = (
+        stop - 0.4 * width * traffic.dt_s
+    )  # later windows that the stop has entered tell nothing
+    alarms = [a for a in found if a.at_s <= quiet]
     return sorted(alarms + whole, key=lambda a: a.at_s)
 
 

@@ -31,11 +31,13 @@ def write_run(
     noise: float = 0.01,
     seed: int = 0,
     ended: bool = True,
+    even: bool = False,
 ) -> Path:
     """Write a run folder whose ranks follow the schedule; factor(rank, step) scales compute.
 
     All ranks of a step wait for the slowest pipeline, as a data-parallel reduction makes them.
-    extra(rank, step) adds host spans (name, seconds) before the first action.
+    extra(rank, step) adds host spans (name, seconds) before the first action; even=True makes all
+    stages equal and transfers free.
     """
     rng = random.Random(seed)
     schedule = add_comm(build("auto", layout.pp, layout.vpp, microbatches), dp=layout.dp > 1)
@@ -46,7 +48,7 @@ def write_run(
         for dp in range(layout.dp):
             for tp in range(layout.tp):
                 for rank, events, end in _pipeline(
-                    layout, schedule, step, tp, dp, rng, factor, noise
+                    layout, schedule, step, tp, dp, rng, factor, noise, even
                 ):
                     ends[rank] = (events, end)
         longest = max(end for _, end in ends.values())
@@ -65,16 +67,21 @@ def write_run(
     return folder
 
 
-def _pipeline(layout, schedule, step, tp, dp, rng, factor, noise):
+def _pipeline(layout, schedule, step, tp, dp, rng, factor, noise, even):
     """Spans and waits of one pipeline's ranks in one step."""
 
     def duration(action: Action) -> float:
         base = {Kind.FORWARD: 0.010, Kind.BACKWARD: 0.020}.get(action.kind)
         if base is None:
-            return 0.0005
+            return 0.0 if even else 0.0005
         stage = schedule.stage_of(action.chunk)
         rank = tp + layout.tp * (dp + layout.dp * stage)
-        return base * (1 + 0.1 * (stage == 0)) * factor(rank, step) * max(0.5, rng.gauss(1, noise))
+        return (
+            base
+            * (1 + 0.1 * (stage == 0 and not even))
+            * factor(rank, step)
+            * max(0.5, rng.gauss(1, noise))
+        )
 
     run = simulate(schedule, duration)
     for stage in range(layout.pp):

@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from engine.diagnose.readers.files import FileFault
+from engine.diagnose.traffic import Traffic, find_alarms, period_s, read_traffic, traffic_findings
+
+DT, STEP = 0.1, 6.34
+
+
+def series(seconds=400, nics=16, seed=0, fault=None):
+    """Bursts with the step's period; `fault` changes NIC 3 from the middle on."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(round(seconds / DT)) * DT
+    half = t > seconds * 0.6
+    rows = []
+    for nic in range(nics):
+        phase = (t / STEP + 0.002 * rng.standard_normal()) % 1
+        y = 18e9 * np.exp(-(((phase - 0.8) / 0.09) ** 2)) + 9e9 * np.exp(
+            -(((phase - 0.2) / 0.05) ** 2)
+        )
+        y = y * (1 + 0.05 * rng.standard_normal(len(t)))
+        if nic == 3 and fault == "sag":
+            y = np.where(half, 0.7 * y, y)
+        if fault == "stop":
+            y = np.where(half, 0, y)
+        rows.append(y)
+    names = tuple(f"nic{n}" for n in range(nics))
+    return Traffic(names, np.clip(np.stack(rows), 0, None).astype(np.float32), DT)
+
+
+def test_the_period_is_that_of_the_step():
+    total = series().bytes_per_s.mean(axis=0).astype(np.float64)
+    assert period_s(total, DT) == pytest.approx(STEP, abs=DT)
+
+
+def test_health_is_silent():
+    assert find_alarms(series(seconds=900, seed=4)) == []
+
+
+def test_a_sagging_nic_is_named_within_two_periods():
+    alarms = find_alarms(series(fault="sag"))
+    assert {a.nic for a in alarms} == {"nic3"}
+    assert alarms[0].at_s - 240 <= 2 * STEP
+
+
+def test_a_stop_of_all_is_nobodys_fault():
+    (finding,) = traffic_findings(series(fault="stop"))
+    assert finding.nodes == ()
+    assert "stopped" in finding.what
+
+
+def test_counters_and_rates_are_read(tmp_path):
+    traffic = series(seconds=60, nics=2)
+    counters = np.cumsum(traffic.bytes_per_s * DT, axis=1)
+    lines = ["t,nic,bytes"]
+    for nic in range(2):
+        lines += [f"{i * DT:.1f},nic{nic},{counters[nic, i]:.0f}" for i in range(counters.shape[1])]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines))
+    read = read_traffic(path)
+    assert read.dt_s == pytest.approx(DT)
+    got = read.bytes_per_s[:, 10:-10].mean()
+    assert got == pytest.approx(traffic.bytes_per_s[:, 10:-10].mean(), rel=0.01)
+    path.write_text("nonsense\n")
+    with pytest.raises(FileFault):
+        read_traffic(path)
