@@ -12,6 +12,8 @@ settings.load_profile("house")
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
+_LATE = ("native", "multi", "slow", "gpu")
+"""Markers in the order in which their tests run."""
 
 
 class Ended(NamedTuple):
@@ -26,6 +28,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--golden", action="store_true", help="rewrite golden files, then look at the diff"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fastest first: house rules, unmarked tests, then those that compile, start ranks, are slow.
+
+    Without a CUDA device `gpu` tests are skipped, with that reason.
+    """
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
+
+    def late(item: pytest.Item) -> int:
+        marks = [i for i, mark in enumerate(_LATE) if item.get_closest_marker(mark)]
+        house = "house" in item.path.parts
+        return max(marks, default=-2 if house else -1)
+
+    items.sort(key=late)  # stable: the order within a file stays
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture
