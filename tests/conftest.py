@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fastest first: house rules, unmarked tests, then those that compile, start ranks, are slow.
+    """The fastest first: house rules, unmarked tests, then compiling, starting ranks, slow ones.
 
     Without a CUDA device `gpu` tests are skipped, with that reason.
     """
