@@ -1,9 +1,9 @@
 """Fit the shipped constants of `engine/plan` on a table of public runs.
 
-    python bench/plan/fit.py TABLE.csv [--write] [--rounds N]
+python bench/plan/fit.py TABLE.csv [--write] [--rounds N]
 
-Only rows of permissively licensed or cited sources belong in TABLE. Prints the error of every group when
-fitted and when the group is left out; --write replaces engine/plan/fitted.json.
+Only rows of permissively licensed or cited sources belong in TABLE. Prints the error of every group
+when fitted and when the group is left out; --write replaces engine/plan/fitted.json.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def with_unseen(constants):
 
 
 def with_spreads(constants, points, found, wide):
-    """Spread of the log error of each system, rows left out in ten folds; `wide` for unseen systems."""
+    """Spread of each system's log error, rows left out in ten folds; `wide` for unseen ones."""
     held = np.zeros(len(points))
     for fold in range(10):
         out = np.array([zlib.crc32(p.case.id.encode()) % 10 == fold for p in points])

@@ -1,5 +1,7 @@
-"""Where the fit starts: what data sheets, library sources and public micro-benchmarks suggest, and how
-far each constant may move (prior spread of its logarithm, or logit for shares).
+"""Where the fit starts, and how far each constant may move.
+
+Starts are what data sheets, library sources and public micro-benchmarks suggest; the spread of a
+prior is that of the constant's logarithm, or of its logit for shares.
 """
 
 from engine.plan.calibrate import Knob
@@ -24,15 +26,18 @@ START = Fitted(
               async_backward=0.05, held_grad_bytes=3, keeps_outputs=True,
               reserve_bytes=4e9, fragments=1.08),
             P(name="megatron-flash", intercept_s=0.1, message_s=1e-4, held_grad_bytes=6),
-            P(name="megatron-2023", intercept_s=0.6, message_s=2e-4, slow_hosts=0.005, grad_bytes=2, host_serial=0.4),
-            P(name="megascale", **MODERN, grad_bytes=2, intercept_s=0.35, slow_hosts=0.005, message_s=2e-5, host_serial=0.2),
+            P(name="megatron-2023", intercept_s=0.6, message_s=2e-4, slow_hosts=0.005,
+              grad_bytes=2, host_serial=0.4),
+            P(name="megascale", **MODERN, grad_bytes=2, intercept_s=0.35, slow_hosts=0.005,
+              message_s=2e-5, host_serial=0.2),
             P(name="nemo", **MODERN, intercept_s=0.05, logit_bytes=6),
             P(name="megatron-core", overlap_pp=True, overlap_dp=True, fused=True, intercept_s=0.02,
               logit_bytes=6),
             P(name="fsdp", overlap_dp=True, overlap_pp=True, intercept_s=0.03, cp_balance=0.5,
               logit_bytes=12),
             P(name="deepspeed-2021", overlap_pp=True, intercept_s=0.05, net=0.16, grad_bytes=2),
-            P(name="internevo", overlap_dp=True, overlap_pp=True, fused=True, intercept_s=0.05, owner_s=3e-3,
+            P(name="internevo", overlap_dp=True, overlap_pp=True, fused=True, intercept_s=0.05,
+              owner_s=3e-3,
               grad_bytes=2, net=1.3, held_grad_bytes=6, reserve_bytes=1.8e10),
             P(name="msctl", **MODERN, intercept_s=0.15),
         )

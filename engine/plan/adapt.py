@@ -1,8 +1,8 @@
 """Adapt the model to a machine from runs on it: a table, or folders that `msctl train` left.
 
 Few unknowns, each with a prior: speed of GEMMs, memory and links, and the overheads of the system
-per micro-batch and per step. Runs are left out in turn to say how well unseen ones are predicted. The
-cluster file that is written carries that error in its first lines.
+per micro-batch and per step. Runs are left out in turn to say how well unseen ones are predicted.
+The cluster file that is written carries that error in its first lines.
 """
 
 import os
@@ -15,7 +15,13 @@ import numpy as np
 
 from engine.errors import RecipeError
 from engine.plan.calibrate import (
-    Knob, Point, backward, closed_s, forward, loss, solve,
+    Knob,
+    Point,
+    backward,
+    closed_s,
+    forward,
+    loss,
+    solve,
 )  # fmt: skip
 from engine.plan.draw import write
 from engine.plan.profiles import Fitted, fitted
@@ -224,7 +230,7 @@ def _start(case: Case) -> list[float]:
 
 
 def _fit(cases: Sequence[Case]) -> list[float]:
-    """Gauss-Newton on the closed form, corrected by the simulation, as for the shipped constants."""
+    """Gauss-Newton on the closed form, corrected by the simulation, as in `calibrate`."""
     knobs = _knobs(cases[0].job.profile.name)
     start = _start(cases[0])
     prior = np.array([forward(k, v) for k, v in zip(knobs, start, strict=True)])

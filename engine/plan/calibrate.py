@@ -110,7 +110,7 @@ def closed_s(case: Case, layout: PlanLayout) -> float:
     """The closed form of a step."""
     prices = scalars(price(case.job, single(layout)))
     if case.layers_only:
-        return prices.chunk_f + prices.chunk_b
+        return float(prices.chunk_f + prices.chunk_b)
     return float(prices.bound_s(case.job, single(layout)))
 
 

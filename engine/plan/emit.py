@@ -140,7 +140,7 @@ def sbatch(job: Job, layout: PlanLayout, steps: int) -> str:
 #SBATCH --gpus-per-node={job.cluster.gpus_per_node}
 #SBATCH --exclusive
 #SBATCH --time={hours}:00:00
-# {steps} steps of {job.global_batch} sequences; write planned.toml with: msctl plan ... --emit recipe
+# {steps} steps of {job.global_batch} sequences; planned.toml: msctl plan ... --emit recipe
 set -euo pipefail
 srun msctl train planned.toml --run runs/planned --resume auto
 """

@@ -36,7 +36,7 @@ class _Entry(NamedTuple):
     bound_s: float
     job: Job
     grid: Grid
-    index: int
+    place: int
 
 
 def exhaust(job: Job, gpus: int, *, top: int = 10) -> Exhausted:
@@ -95,8 +95,8 @@ def _simulate(entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
     for entry in entries:
         if len(best) >= top and entry.bound_s >= best[top - 1][0]:
             break
-        layout = entry.grid.layout(entry.index)
-        one = entry.grid.take(slice(entry.index, entry.index + 1))
+        layout = entry.grid.layout(entry.place)
+        one = entry.grid.take(slice(entry.place, entry.place + 1))
         prices = price(entry.job, one)
         scalar = Price(*(float(np.ravel(column)[0]) for column in prices))
         step = step_of(entry.job, layout, scalar)
@@ -104,4 +104,4 @@ def _simulate(entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
         best.append((step.step_s, entry, step))
         best.sort(key=lambda item: item[0])
     chosen = best[:top]
-    return [candidate_of(e.job, e.grid.layout(e.index), step) for _, e, step in chosen], simulated
+    return [candidate_of(e.job, e.grid.layout(e.place), step) for _, e, step in chosen], simulated

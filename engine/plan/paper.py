@@ -75,8 +75,8 @@ class Ladder(Noun, frozen=True, kw_only=True):
     """The whole of Table 3."""
 
     convention: str = (
-        "MFU as the paper prints it: full attention credited for the first two rows, sliding windows "
-        "at their cost from the third on"
+        "MFU as the paper prints it: full attention credited in the first two rows, sliding "
+        "windows at their cost from the third on"
     )
     rungs: tuple[Rung, ...]
     worst_gain_error: Annotated[float, doc("largest error of a row's own gain, 0..1")]

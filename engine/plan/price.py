@@ -1,5 +1,4 @@
-"""From operations and collectives to the durations a pipeline step is made of, for one or many
-layouts.
+"""From operations and collectives to the durations of a pipeline step, for one layout or many.
 
 The result has what the schedule simulator asks for (forward and backward of a chunk, a message, a
 gather, a reduction), what lies outside the pipeline (optimizer, host), and the parts from which the

@@ -72,7 +72,9 @@ def enumerate_grid(job: Job, gpus: int, space: Space) -> Grid:
                     continue
                 vpps = _options(space.vpp, [v for v in divisors(layers) if pp * v <= layers])
                 shapes += [(tp, cp, pp, v, rest // pp) for v in vpps if pp > 1 or v == 1]
-    micro = _options(space.micro_batch, [2**i for i in range(5) if 2**i <= MOST_MICRO_BATCH])
+    micro = _options(
+        space.micro_batch, [d for d in divisors(job.global_batch) if d <= MOST_MICRO_BATCH]
+    )
     kinds = [RECOMPUTE.index(kind) for kind in space.recompute]
     rows = [
         (tp, pp, v, dp, cp, ep, split, zero, 0, b, kind)

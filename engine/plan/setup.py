@@ -88,7 +88,7 @@ class Grid(NamedTuple):
         row = {name: int(column[index]) for name, column in zip(self._fields, self, strict=True)}
         kind = RECOMPUTE[row.pop("recompute")]
         split = bool(row.pop("sequence_parallel"))
-        return PlanLayout(**row, recompute=kind, sequence_parallel=split)
+        return PlanLayout(**row, recompute=kind, sequence_parallel=split)  # type: ignore[arg-type]
 
 
 def grid_of(layouts: Sequence[PlanLayout]) -> Grid:
@@ -108,7 +108,7 @@ def single(layout: PlanLayout) -> Grid:
 
 def _number(value: int | bool | str) -> float:
     if isinstance(value, str):
-        return float(RECOMPUTE.index(value))  # type: ignore[arg-type]
+        return float(RECOMPUTE.index(value))
     return float(value)
 
 

@@ -7,7 +7,6 @@ from msctl.ui import Ui
 
 if TYPE_CHECKING:
     from engine.plan.adapt import Adapted
-
     from engine.plan.exhaust import Exhausted
     from engine.plan.goodput import Goodput
     from engine.plan.paper import Ladder
@@ -119,8 +118,8 @@ def _score(score: "GroupScore") -> tuple[str | int, ...]:
 
 def show_calibration(ui: Ui, adapted: "Adapted") -> None:
     """What was fitted, and how well it predicts what it has not seen."""
-    ui.table("fitted constants", ("constant", "before", "after"),
-             [(c.name, f"{c.before:.4g}", f"{c.after:.4g}") for c in adapted.constants])  # fmt: skip
+    rows = [(c.name, f"{c.before:.4g}", f"{c.after:.4g}") for c in adapted.constants]
+    ui.table("fitted constants", ("constant", "before", "after"), rows)
     ui.line(
         f"{adapted.rows} runs: mean error {show_ratio(adapted.error_before)} before, "
         f"{show_ratio(adapted.error_after)} after, {show_ratio(adapted.error_left_out)} for runs "

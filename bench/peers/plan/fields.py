@@ -1,8 +1,8 @@
 """Names that other systems' configurations accept, read from their published packages.
 
-    python bench/peers/plan/fields.py torchtitan-0.2.1.whl megatron_core-0.16.1.whl > peer_fields.json
+    python bench/peers/plan/fields.py torchtitan-0.2.1.whl megatron_core-0.16.1.whl > fields.json
 
-Nothing is imported or run: the classes are read from the syntax trees inside the wheels.
+Nothing is run: the classes are read from the syntax trees inside the wheels.
 """
 
 import ast

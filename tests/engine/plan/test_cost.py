@@ -12,10 +12,10 @@ SIDES = st.integers(1, 512).map(lambda n: 64.0 * n)
 
 
 def test_mfu_is_the_paper_s_formula():
-    # 72 l h^2 (1 + s/6h + V/12lh) per token gives the 41.2 % of Table 2's last Megatron row
+    # 72 n h^2 (1 + s/6h + V/12nh) per token gives the 41.2 % of Table 2's last Megatron row
     model = BIG.model
-    l, h, s, v = model.layers, model.hidden, model.seq, model.vocab
-    formula = 72 * l * h * h * (1 + s / (6 * h) + v / (12 * l * h)) * 6144 * s
+    n, h, s, v = model.layers, model.hidden, model.seq, model.vocab
+    formula = 72 * n * h * h * (1 + s / (6 * h) + v / (12 * n * h)) * 6144 * s
     assert flops_per_step(BIG) == pytest.approx(formula, rel=1e-12)
     assert mfu(BIG, 8.57, 12288) == pytest.approx(0.412, abs=0.001)
 

@@ -1,0 +1,64 @@
+import pytest
+
+from engine.errors import EngineError
+from engine.plan.request import Request, best_layout, make_goodput, make_plan, prepare
+
+
+def test_defaults_are_named_as_assumptions():
+    ready = prepare(Request(model="175b", gpus=12288))
+    text = " ".join(ready.assumptions)
+    assert "a100-nvl8" in text
+    assert "bf16" in text
+    assert "6144 sequences" in text
+    assert prepare(Request(model="175b", gpus=64, cluster="a100-nvl8", batch=64,
+                           precision="bf16")).assumptions == ()  # fmt: skip
+
+
+def test_what_is_set_holds():
+    sets = ("layout.tp=8", "layout.pp=4,8", "layout.recompute=full", "model.block=parallel",
+            "layout.zero=1", "batch.micro_batch=1")  # fmt: skip
+    report = make_plan(Request(model="13b", gpus=64, batch=256, sets=sets, top=50))
+    assert {c.layout.tp for c in report.candidates} == {8}
+    assert {c.layout.pp for c in report.candidates} <= {4, 8}
+    assert {c.layout.recompute for c in report.candidates} == {"full"}
+    assert report.model.block == "parallel"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sets": ("layout.tp",)}, "layout.tp"),
+        ({"sets": ("layout.tp=eight",)}, "layout.tp=eight"),
+        ({"sets": ("layout.recompute=some",)}, "layout.recompute=some"),
+        ({"sets": ("train.steps=4",)}, "train.steps"),
+        ({"sets": ("model.layers=many",)}, "model"),
+        ({"precision": "fp8"}, "fp8"),
+        ({"cluster": "a64fx"}, "a64fx"),
+        ({"system": "slurmatron"}, "slurmatron"),
+    ],
+)
+def test_wrong_words_are_named_with_a_remedy(changes, says):
+    with pytest.raises(EngineError) as caught:
+        make_plan(Request(model="13b", gpus=64, **changes))
+    assert says in caught.value.what
+    assert caught.value.remedy
+
+
+def test_a_budget_is_days_hours_and_money():
+    report = make_plan(Request(model="13b", gpus=64, tokens=1e12, price_per_gpu_hour=2.0))
+    spent = report.budget
+    assert spent.gpu_hours == pytest.approx(spent.days * 24 * 64)
+    assert spent.cost == pytest.approx(2 * spent.gpu_hours)
+    assert spent.days * 86400 * report.candidates[0].tokens_per_s == pytest.approx(1e12)
+
+
+def test_the_paper_s_layout_is_among_the_candidates_close_to_the_best():
+    report = make_plan(Request(model="175b", gpus=12288, system="megascale", top=40))
+    shapes = [(c.layout.tp, c.layout.pp, c.layout.vpp, c.layout.dp) for c in report.candidates]
+    place = shapes.index((8, 8, 6, 192))
+    assert report.candidates[place].step_s < 1.08 * report.candidates[0].step_s
+
+
+def test_other_questions_get_answers():
+    assert best_layout(Request(model="13b", gpus=64))[1].world_size == 64
+    assert make_goodput(Request(model="175b", gpus=12288)).nodes == 1536

@@ -1,0 +1,114 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.plan import search as searching
+from engine.plan.explain import _faster
+from engine.plan.search import Space, divisors, enumerate_grid, search
+from msctl.ui import encode_json
+from tests.engine.plan.case import job, replace
+
+
+@given(st.integers(1, 20000))
+def test_divisors(n):
+    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+def test_every_layout_uses_every_device_and_breaks_no_rule():
+    one = job("13b", gpus=64)
+    found = search(one, 64, Space(), top=20)
+    assert found.simulated <= found.considered
+    for candidate in found.candidates:
+        layout = candidate.layout
+        assert layout.world_size == 64
+        assert 40 % (layout.pp * layout.vpp) == 0
+        assert 256 % (layout.dp * layout.micro_batch) == 0
+        assert candidate.memory_bytes < one.cluster.device.memory_bytes
+        assert candidate.bound_s <= candidate.step_s * (1 + 1e-9)
+    steps = [c.step_s for c in found.candidates]
+    assert steps == sorted(steps)
+
+
+def test_refusals_and_considered_account_for_everything():
+    one = job("13b", gpus=64)
+    found = search(one, 64, Space(), top=1)
+    total = len(enumerate_grid(one, 64, Space()).tp)
+    assert found.considered + sum(r.count for r in found.refusals) == total
+
+
+def test_pruning_loses_nothing():
+    one = job("13b", gpus=16, batch=64)
+    space = Space(micro_batch=(1, 2), recompute=("none", "full"))
+    few = search(one, 16, space, top=5)
+    all_ = search(one, 16, space, top=10_000)
+    assert all_.simulated == all_.considered > few.simulated
+    assert [c.layout for c in few.candidates] == [c.layout for c in all_.candidates[:5]]
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.randoms(use_true_random=False))
+def test_permuting_candidates_changes_nothing(random):
+    one = job("13b", gpus=16, batch=64)
+    before = search(one, 16, Space(), top=5).candidates
+
+    def shuffled(*given):
+        grid = enumerate_grid(*given)
+        order = list(range(len(grid.tp)))
+        random.shuffle(order)
+        return grid.take(np.array(order))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "enumerate_grid", shuffled)
+        assert search(one, 16, Space(), top=5).candidates == before
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.floats(1, 4))
+def test_more_memory_never_fits_fewer_layouts(factor):
+    one = job("13b", gpus=16, batch=64)
+    device = one.cluster.device
+    larger = replace(device, memory_bytes=int(factor * device.memory_bytes))
+    more = replace(one, cluster=replace(one.cluster, device=larger))
+    assert search(more, 16, Space(), top=1).considered >= search(one, 16, Space(), top=1).considered
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.floats(1, 8))
+def test_more_bandwidth_is_never_slower(factor):
+    one = job("13b", gpus=16, batch=64)
+    better = replace(one, cluster=_faster(one.cluster, intra=factor, inter=factor))
+    space = Space(micro_batch=(1,), recompute=("none",))
+    after = search(better, 16, space, top=1).candidates[0].step_s
+    assert after <= search(one, 16, space, top=1).candidates[0].step_s * (1 + 1e-9)
+
+
+def test_axes_can_be_held():
+    found = search(job("13b", gpus=64), 64, Space(tp=(8,), pp=(4,), micro_batch=(1,)), top=50)
+    assert {(c.layout.tp, c.layout.pp, c.layout.dp) for c in found.candidates} == {(8, 4, 2)}
+
+
+def test_nothing_fits_is_an_answer():
+    found = search(job("175b", gpus=8), 8, Space(), top=1)
+    assert found.candidates == ()
+    assert "memory" in {r.rule for r in found.refusals}
+    assert search(job("13b", gpus=8), 8, Space(tp=(3,)), top=1).candidates == ()
+
+
+def test_the_json_has_the_promised_names():
+    candidate = search(job("13b", gpus=64), 64, Space(), top=1).candidates[0]
+    document = json.loads(encode_json(candidate))
+    assert {"tp", "pp", "vpp", "dp"} <= set(document["layout"])
+    assert {"step_s", "mfu", "bubble", "memory_bytes"} <= set(document)
+    assert set(document["exposed"]) == {"tp", "pp", "dp"}
+
+
+def test_the_pareto_front_has_no_dominated_candidate():
+    candidates = search(job("13b", gpus=64), 64, Space(), top=30).candidates
+    front = [c for c in candidates if c.pareto]
+    assert front[0] is candidates[0]
+    for candidate in front:
+        faster = [c for c in candidates if c.step_s < candidate.step_s]
+        assert all(c.memory_bytes > candidate.memory_bytes for c in faster)
