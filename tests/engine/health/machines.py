@@ -155,7 +155,7 @@ _ENV = {"NCCL_IB_QPS_PER_CONNECTION": "4"}
 
 
 def sick() -> list[dict[str, Any]]:
-    """Entries of sick.json: name, base, change, and the check, target, status and action expected."""
+    """Entries of sick.json: name, base, change; check, target, status, action expected."""
     return json.loads(SICK.read_text())
 
 
