@@ -250,7 +250,7 @@ def _refuse(config: dict[str, Any], key: str, *allowed: object) -> None:
 def _unread(key: str, value: object) -> CheckpointError:
     return CheckpointError(
         f"config.json: {key} = {str(value)[:60]} is not supported",
-        remedy="convert a model whose operators this trainer has: see convert-a-checkpoint.md",
+        remedy="convert a plain Llama, GPT-2 or GPT-NeoX model",
     )
 
 
