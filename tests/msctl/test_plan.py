@@ -1,0 +1,93 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TABLE = Path(__file__).parents[1] / "engine" / "plan" / "runs.csv"
+HEAD = ("--model", "13b", "--gpus", "64", "--top", "3")
+
+
+def test_the_table_has_a_row_a_candidate_and_names_its_convention(msctl):
+    ended = msctl("plan", *HEAD)
+    rows = [line.split("\t") for line in ended.out.splitlines()]
+    assert ended.code == 0
+    assert rows[0][:5] == ["rank", "tp", "pp", "vpp", "dp"]
+    assert len(rows) == 4
+    assert "MFU counts model FLOPs" in ended.err
+    assert "assumed: cluster a100-nvl8" in ended.err
+
+
+def test_json_has_the_promised_names(msctl):
+    document = json.loads(msctl("plan", *HEAD, "--json").out)
+    best = document["candidates"][0]
+    assert {"tp", "pp", "vpp", "dp"} <= set(best["layout"])
+    assert {"step_s", "mfu", "bubble", "memory_bytes"} <= set(best)
+    assert set(best["exposed"]) == {"tp", "pp", "dp"}
+
+
+def test_no_layout_is_a_verdict_with_reasons(msctl):
+    ended = msctl("plan", "--model", "175b", "--gpus", "8")
+    assert ended.code == 4
+    assert "memory" in ended.out
+
+
+def test_explanation_budget_and_files(msctl, tmp_path):
+    trace, plot = tmp_path / "t.json", tmp_path / "p.svg"
+    ended = msctl("plan", *HEAD, "--explain", "--tokens", "1e12", "--schedule",
+                  "--trace", str(trace), "--plot", str(plot))  # fmt: skip
+    assert "# from the peak to the MFU of rank 1" in ended.out
+    assert "GPU-hours" in ended.out
+    assert "stage 0" in ended.out
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert plot.read_text().startswith("<svg")
+
+
+def test_validation_scores_by_group_and_names_assumptions(msctl):
+    ended = msctl("plan", "--validate", str(TABLE))
+    assert "korthikanti\t6\t" in ended.out
+    document = json.loads(msctl("plan", "--validate", str(TABLE), "--json").out)
+    assert set(document["summary"]) >= {"mape", "rows"}
+    row = document["rows"][0]
+    assert {"id", "predicted_s", "measured_s", "assumptions"} <= set(row)
+
+
+def test_the_paper_s_ladder(msctl):
+    out = msctl("plan", "--ablate").out
+    assert out.splitlines()[-1].startswith("LAMB, batch x3\t65.3 %")
+
+
+def test_goodput_exhaustive_and_emit(msctl):
+    assert "effective training time" in msctl("plan", "--goodput", "--gpus", "12288").out
+    assert "combinations" in msctl("plan", *HEAD, "--exhaustive").err
+    text = msctl("plan", "--model", "175b", "--gpus", "1024", "--emit", "megatron").out
+    assert "--tensor-model-parallel-size" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model", "gpt-5"), "neither a preset nor a file"),
+        (("--set", "layout.tp=x"), "layout.tp=x"),
+        (("--cluster", "abacus"), "abacus"),
+        (("--emit", "pdf"), "pdf"),
+        (("--validate", "absent.csv"), "absent.csv"),
+    ],
+)
+def test_wrong_input_ends_with_3_and_a_hint(msctl, words, says):
+    ended = msctl("plan", "--gpus", "64", *words)
+    assert ended.code == 3
+    assert says in ended.err
+    assert "hint: " in ended.err
+
+
+@pytest.mark.multi
+def test_the_whole_process_imports_no_torch():
+    code = (
+        "import sys; from msctl.app import main; "
+        "code = main(['plan', '--model', '175b', '--gpus', '12288', '-q']); "
+        "sys.exit(code or 10 * ('torch' in sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == 0
