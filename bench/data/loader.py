@@ -54,9 +54,8 @@ def main() -> None:
             f"{given.ranks} ranks, dp {given.dp}, {given.global_batch} sequences of {given.seq} "
             f"tokens every {given.step_ms} ms: {tokens:,.0f} tokens/s, {given.steps} steps"
         )
-        print(
-            "loader\tmean share of step\tmedian share\tmedian wait\tworst wait\tbytes read / bytes of samples"
-        )
+        heads = ("loader", "mean share of step", "median share", "median wait", "worst wait")
+        print(*heads, "bytes read / bytes of samples", sep="\t")
         report("per rank", measure(recipe, given, ""), given, per_step)
         path = Path(folder) / "recipe.toml"
         path.write_text(dump_recipe(recipe))

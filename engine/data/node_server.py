@@ -42,8 +42,7 @@ class Feed:
         positions = np.stack([share.positions(step) for share in self._shares])
         _, numbers = self._order.at(positions.ravel())
         files = self._samples.files_of(numbers)
-        slot = self.ring.slot(step)
-        rows = np.empty((len(numbers), slot.shape[2]), dtype=slot.dtype)
+        rows = np.empty((len(numbers), self.ring.shape.seq + 1), dtype=self.ring.shape.dtype)
         begin = 0
         for end in range(1, len(numbers) + 1):
             if end == len(numbers) or files[end] != files[begin]:
@@ -52,7 +51,7 @@ class Feed:
                     self.ring.note_file(self._file)
                 rows[begin:end] = self._samples.samples(numbers[begin:end])
                 begin = end
-        slot[:] = rows.reshape(*positions.shape, -1).swapaxes(2, 3)
+        self.ring.put(step, rows.reshape(*positions.shape, -1).swapaxes(2, 3))
         self.ring.count(
             bytes_read=self._samples.bytes_read - before,
             fill_ns=time.perf_counter_ns() - start,

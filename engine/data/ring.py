@@ -1,12 +1,14 @@
 """Memory that a node's loader process shares with its ranks, and the messages about it.
 
 A ring of slots, each with one step's tokens for the replicas on the node. Step s lies in slot
-s mod slots. In front lies a header with counters and the name of the file being read, which
-survives the process that wrote it. Messages are JSON lines over a Unix socket.
+s mod slots. In front lies a header with counters, the number of the step in each slot, and the name
+of the file being read, which survives the process that wrote it. Messages are JSON lines over a
+Unix socket.
 """
 
 import mmap
 import os
+import select
 import socket
 import tempfile
 from typing import Any
@@ -21,7 +23,9 @@ from engine.units import show_bytes
 
 _HEADER = 4096
 _COUNTERS = 3
-_NAME_AT = 64
+_TAGS_AT = 64
+_MOST_SLOTS = 64
+_NAME_AT = _TAGS_AT + 8 * _MOST_SLOTS
 _MOST_MESSAGE = 1 << 20
 _SHARE_OF_MEMORY = 4
 """At most a quarter of the node's memory: the kernel would kill somebody rather than refuse."""
@@ -109,12 +113,15 @@ class Ring:
         access = mmap.ACCESS_WRITE if is_writer else mmap.ACCESS_READ
         self._map = mmap.mmap(descriptor, shape.total_bytes, access=access)
         self._numbers = np.frombuffer(self._map, np.int64, _COUNTERS)
+        self._tags = np.frombuffer(self._map, np.int64, shape.slots, offset=_TAGS_AT)
         slots = np.frombuffer(self._map, shape.dtype, offset=_HEADER)
         self._slots: NDArray[Any] = slots.reshape(shape.slots, *shape.step_shape)
 
     @classmethod
     def create(cls, shape: RingShape) -> "Ring":
         """New memory that vanishes with the last process that has it; MissingError if too large."""
+        if not 1 <= shape.slots <= _MOST_SLOTS:
+            raise ValueError(f"{shape.slots} slots, not 1 .. {_MOST_SLOTS}")
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _SHARE_OF_MEMORY
         if shape.total_bytes > most:
             raise _too_large(shape, f"more than {show_bytes(most)}")
@@ -127,12 +134,31 @@ class Ring:
         except OSError as error:
             os.close(descriptor)
             raise _too_large(shape, str(error.strerror)) from error
-        return cls(shape, descriptor, is_writer=True)
+        made = cls(shape, descriptor, is_writer=True)
+        made._tags[:] = -1
+        return made
 
     def slot(self, step: int) -> NDArray[Any]:
         """The tokens of a step, `shape.step_shape`; a view."""
         found: NDArray[Any] = self._slots[step % self.shape.slots]
         return found
+
+    def put(self, step: int, tokens: NDArray[Any]) -> None:
+        """Fill a step's slot; the slot says that it holds the step when it does."""
+        self._tags[step % self.shape.slots] = -1
+        self.slot(step)[:] = tokens
+        self._tags[step % self.shape.slots] = step
+
+    def copy(self, step: int, place: int) -> NDArray[np.int64] | None:
+        """The tokens of a step for a replica, [micro-batches, seq + 1, micro-batch].
+
+        None if the slot does not hold the step, or no longer did when it had been copied.
+        """
+        tag = step % self.shape.slots
+        if self._tags[tag] != step:
+            return None
+        found: NDArray[np.int64] = self.slot(step)[place].astype(np.int64)
+        return found if self._tags[tag] == step else None
 
     def note_file(self, name: str) -> None:
         """Remember what is about to be read."""
@@ -163,6 +189,8 @@ class Channel:
         self.socket = connection
         self._buffer = b""
         self._waiting: list[Message] = []
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
 
     def fileno(self) -> int:
         """For selectors."""
@@ -190,6 +218,21 @@ class Channel:
         if len(self._buffer) > _MOST_MESSAGE:
             raise EOFError
         return [_decode(line) for line in lines]
+
+    def receive_all(self) -> list[Message]:
+        """Messages that are already here, without waiting.
+
+        EOFError if there is none and the other side is gone: its last words come first.
+        """
+        found, self._waiting = self._waiting, []
+        while self._poll.poll(0):
+            try:
+                found += self.receive()
+            except EOFError:
+                if not found:
+                    raise
+                break
+        return found
 
     def receive_one(self, descriptors: list[int] | None = None) -> Message:
         """The next message, kept apart from those that arrived with it."""

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.data import node_loader
 from engine.data.loader import open_loaders
 from engine.data.megatron import IndexedWriter
 from engine.data.node_loader import NodeLoader, open_node_loaders
@@ -119,15 +120,34 @@ def fake(tmp_path):
 
 def test_the_next_step_is_asked_for_as_soon_as_one_is_copied(fake):
     loader = fake.open()
-    fake.ring.slot(3)[:] = 7
+    fake.ring.put(3, 7)
     fake.channel.send(Ready(step=3))
     assert (loader.microbatches(3)[0][0] == 7).all()
     assert fake.channel.receive_one() == Want(step=3)
     assert fake.channel.receive_one() == Want(step=4)
     fake.channel.send(Ready(step=4))
     fake.channel.send(Ready(step=9))
-    loader.microbatches(9)
+    fake.ring.put(9, 2)
+    assert (loader.microbatches(9)[0][0] == 2).all()
     assert fake.channel.receive_one() == Want(step=9)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_an_old_message_does_not_pass_for_a_new_one(fake, monkeypatch, is_ordered):
+    """The step was ready once, was given up, and is asked for again after going back."""
+    monkeypatch.setattr(node_loader, "_IS_ORDERED", is_ordered)
+    loader = fake.open()
+    fake.ring.put(5, 1)
+    for step in (5, 6, 3):
+        fake.channel.send(Ready(step=5))
+        if step != 5:
+            fake.ring.put(step, step)
+            fake.channel.send(Ready(step=step))
+        loader.microbatches(step)
+    late = threading.Timer(0.05, lambda: (fake.ring.put(5, 8), fake.channel.send(Ready(step=5))))
+    late.start()
+    assert (loader.microbatches(5)[0][0] == 8).all()
+    late.join()
 
 
 def test_a_dead_loader_is_an_error_that_names_the_file(fake):
