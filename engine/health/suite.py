@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from engine.errors import RecipeError
 from engine.health import (
+    collective,
     gpu_links,
     gpu_state,
     host,
@@ -91,6 +92,7 @@ CHECKS: tuple[Check, ...] = (
     _check("host.each_core", "light", host_rate.each_core, "load", deadline_s=60.0),
     _check("host.memory_rate", "light", host_rate.memory_rate, "load", deadline_s=60.0),
     _check("host.disk_rate", "light", host_rate.disk_rate, "disk", "load", deadline_s=60.0),
+    _check("comm.node", "light", collective.node, "load", "cuda", deadline_s=120.0),
     _check("net.loopback", "light", network_rate.loopback, "rdma", deadline_s=300.0),
     _check("net.rnic_pairs", "full", network_rate.rnic_pairs, "rdma", deadline_s=600.0),
 )

@@ -1,0 +1,135 @@
+"""The node's side of a check of many nodes: `python -m engine.health.agent`.
+
+Reads one line of JSON (where Redis is, which run, what this node is called) from its standard
+input, so that the password is in no list of processes. Then it takes tasks from its own queue and
+puts results into the run's; it ends when told to, or when nobody has spoken to it for five minutes.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.comm.resp import Client, Unreachable, parse_url
+from engine.errors import EngineError
+from engine.health.node import Wish, visit
+from engine.health.probe import RealProbe
+from engine.health.profile import load_profiles
+from engine.health.result import NodeReport
+from engine.health.suite import Level
+from engine.spec.base import NonNegative, Noun, Size
+
+_IDLE_S = 300.0
+_SLICE_S = 5.0
+
+
+class Hello(Noun, frozen=True, kw_only=True):
+    """What an agent is told when it starts. An empty node name: use the scheduler's or the host's."""
+
+    redis: str
+    run: str
+    node: str = ""
+    profiles: str = ""
+
+
+class Task(Noun, frozen=True, kw_only=True):
+    """One thing to do."""
+
+    kind: Literal["node", "group", "end"]
+    id: str = ""
+    level: Level = "passive"
+    only: tuple[str, ...] = ()
+    profile: str = ""
+    members: tuple[str, ...] = ()
+    """Nodes of a group test, in order of rank."""
+    size_bytes: Size = 0
+    backend: Literal["gloo", "nccl"] = "gloo"
+    timeout_s: NonNegative = 10.0
+
+
+class Done(Noun, frozen=True, kw_only=True):
+    """What came of a task on one node."""
+
+    node: str
+    id: str
+    report: NodeReport | None = None
+    bytes_per_s: NonNegative = 0.0
+    error: str = ""
+    wrong: str = ""
+
+
+def names(run: str, node: str) -> tuple[str, str, str]:
+    """Keys in Redis: who has come, this node's queue, the results of all."""
+    return f"{run}/came", f"{run}/todo/{node}", f"{run}/done"
+
+
+def serve(hello: Hello, node: str) -> None:
+    """Come, work until told to end. Unreachable if Redis is lost for a minute."""
+    client = Client(parse_url(hello.redis))
+    came, todo, done = names(hello.run, node)
+    client.call(("HSET", came, node, os.getpid()))
+    spoken = time.monotonic()
+    while time.monotonic() - spoken < _IDLE_S:
+        reply = client.call(("BLPOP", todo, _SLICE_S), block_s=_SLICE_S)[0]
+        if not isinstance(reply, list) or not isinstance(reply[1], bytes):
+            continue
+        spoken = time.monotonic()
+        task = msgspec.json.decode(reply[1], type=Task)
+        if task.kind == "end":
+            return
+        result = _node(hello, task, node) if task.kind == "node" else _group(hello, task, node)
+        client.call(("RPUSH", done, msgspec.json.encode(result)))
+
+
+def _node(hello: Hello, task: Task, node: str) -> Done:
+    try:
+        known = load_profiles(Path(hello.profiles)) if hello.profiles else ()
+        wish = Wish(level=task.level, only=task.only, profile=task.profile, profiles=known,
+                    redis=hello.redis)  # fmt: skip
+        probe = RealProbe(env=os.environ, node=node)
+        return Done(node=node, id=task.id, report=visit(probe, wish).report)
+    except EngineError as error:
+        return Done(node=node, id=task.id, error=f"{error.what}; {error.remedy}")
+
+
+def _group(hello: Hello, task: Task, node: str) -> Done:
+    """An all-reduce with the other members."""
+    try:
+        from engine.comm.scratch import ScratchGroup
+        from engine.comm.store import RedisStore
+        from engine.health.collective import measure_all_reduce
+    except ImportError:
+        return Done(node=node, id=task.id, error="torch is not installed")
+    try:
+        prefix = f"{hello.run}/{task.id}/"
+        store = RedisStore(hello.redis, prefix=prefix, timeout_s=task.timeout_s)
+        group = ScratchGroup(store, task.members.index(node), len(task.members),
+                             backend=task.backend, timeout_s=task.timeout_s)  # fmt: skip
+        found = measure_all_reduce(group, task.size_bytes)
+        return Done(node=node, id=task.id, bytes_per_s=found.bytes_per_s, wrong=found.wrong)
+    except (EngineError, RuntimeError) as error:
+        return Done(node=node, id=task.id, error=str(error).splitlines()[0][:300])
+
+
+def main() -> int:
+    """Read the greeting, serve, and end with 0; with 3 or 5 if that cannot be."""
+    try:
+        hello = msgspec.json.decode(sys.stdin.readline(1 << 16), type=Hello)
+    except msgspec.MsgspecError as error:
+        sys.stderr.write(f"error: not a greeting: {error}\n")
+        return 3
+    env = os.environ
+    node = hello.node or env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or os.uname().nodename
+    try:
+        serve(hello, node)
+    except (Unreachable, EngineError) as error:
+        sys.stderr.write(f"error: {error.what}\n\nhint: {error.remedy}\n")
+        return 5
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

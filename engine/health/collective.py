@@ -1,0 +1,202 @@
+"""Collectives as checks: correct values and bandwidth, on gloo or NCCL (paper 4.3, tests 3 and 4).
+
+The only file of the room beside `gpu.py` that imports torch. Values are whole numbers small enough
+to be exact, so that any wrong bit is a finding and not noise.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.errors import EngineError, MissingError
+from engine.health.look import Look, problem
+from engine.health.result import CheckResult
+from engine.units import show_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.comm.scratch import ScratchGroup
+
+_NODE_BYTES = 32 << 20
+_NODE_RANKS = 4
+_NODE_TIMEOUT_S = 60.0
+_REPEATS = 3
+
+
+class Measured(NamedTuple):
+    """One collective as one rank saw it; `wrong` says which value was not as it must be."""
+
+    bytes_per_s: float
+    seconds: float
+    wrong: str = ""
+
+
+def measure_all_reduce(
+    group: "ScratchGroup", size_bytes: int, *, repeats: int = _REPEATS
+) -> Measured:
+    """Bus bandwidth, 2 (n - 1)/n of the bytes over the best time; sums are checked."""
+    import torch
+
+    count = max(1, size_bytes // 4)
+    ramp = (torch.arange(count, device=group.device) % 1024).float()
+    world, rank = group.world, group.rank
+    expected = ramp * world + world * (world - 1) / 2  # exact below 2^24
+    data = torch.empty_like(ramp)
+
+    def once() -> None:
+        torch.add(ramp, float(rank), out=data)
+        group.all_reduce(data)
+
+    seconds = _best(group, once, repeats)
+    wrong = "" if torch.equal(data, expected) else _first_wrong(data, expected)
+    return Measured(2 * (world - 1) / world * count * 4 / seconds, seconds, wrong)
+
+
+def measure_all_to_all(
+    group: "ScratchGroup", size_bytes: int, *, repeats: int = _REPEATS
+) -> Measured:
+    """Bytes that a rank sends to others over the best time; every part must come from its sender."""
+    import torch
+
+    world, rank = group.world, group.rank
+    part = max(1, size_bytes // 4 // world)
+    data = torch.cat([torch.full((part,), float(rank * world + to)) for to in range(world)])
+    expected = torch.cat([torch.full((part,), float(of * world + rank)) for of in range(world)])
+    data, expected = data.to(group.device), expected.to(group.device)
+    out = torch.empty_like(data)
+    seconds = _best(group, lambda: group.all_to_all(out, data), repeats)
+    wrong = "" if torch.equal(out, expected) else _first_wrong(out, expected)
+    return Measured((world - 1) * part * 4 / seconds, seconds, wrong)
+
+
+def _best(group: "ScratchGroup", function: Callable[[], None], repeats: int) -> float:
+    """Shortest time of a collective after one warm-up, all ranks starting together."""
+    function()
+    best = float("inf")
+    for _ in range(repeats):
+        group.barrier()
+        start = time.perf_counter()
+        function()
+        if group.device.type == "cuda":
+            group.barrier()
+        best = min(best, time.perf_counter() - start)
+    return max(best, 1e-9)
+
+
+def _first_wrong(found: "Tensor", expected: "Tensor") -> str:
+    import torch
+
+    at = int(torch.nonzero(found != expected)[0])
+    return f"element {at} is {float(found[at]):g}, not {float(expected[at]):g}"
+
+
+def node(look: Look) -> list[CheckResult]:
+    """All ranks of the node exchange data correctly, and as fast as expected."""
+    try:
+        import torch
+
+        import engine.comm.scratch  # noqa: F401 - before the fork, so that ranks start at once
+    except ImportError:
+        raise MissingError("torch is not installed", remedy="run `pip install torch`") from None
+    gpus = torch.cuda.device_count()
+    world = gpus if gpus > 1 else min(_NODE_RANKS, max(2, look.probe.cpus()))
+    rows = run_ranks(world, _NODE_BYTES, backend="nccl" if gpus > 1 else "gloo")
+    return judge_node(look, rows, "NCCL" if gpus > 1 else "gloo")
+
+
+def judge_node(look: Look, rows: "Sequence[Measured | str]", kind: str) -> list[CheckResult]:
+    """What the measurements or errors of all ranks of a node say."""
+    for rank, row in enumerate(rows):
+        if isinstance(row, str):
+            return [
+                problem(
+                    "fail",
+                    "node",
+                    f"rank {rank}: {row}",
+                    remedy="look at gpu.nvlink and gpu.pcie, then reboot",
+                    action="evict",
+                )
+            ]
+        if row.wrong:
+            return [
+                problem(
+                    "fail",
+                    "node",
+                    f"rank {rank}: wrong value: {row.wrong}",
+                    remedy="take the node out at once: it moves data wrongly",
+                    action="rma",
+                )
+            ]
+    rate = min(row.bytes_per_s for row in rows if isinstance(row, Measured))
+    bar = look.profile.bar("comm.node")
+    is_well = bar is None or bar.holds(rate)
+    return [
+        CheckResult(
+            status="ok" if is_well else "fail",
+            message=f"all-to-all of {len(rows)} ranks on {kind}: {show_bytes(rate)}/s",
+            measured=rate,
+            expected=bar.shown if bar else None,
+            unit="B/s",
+            bar=bar.source if bar else "",
+            remedy="" if is_well else "look at gpu.nvlink and gpu.pcie, then reboot",
+            action="none" if is_well else "evict",
+        )
+    ]
+
+
+def run_ranks(world: int, size_bytes: int, *, backend: str) -> list["Measured | str"]:
+    """An all-to-all over forked ranks of this machine: what each measured, or its error."""
+    fork: Any = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
+    with tempfile.TemporaryDirectory(prefix="msctl-check-") as folder:
+        path = os.path.join(folder, "store")
+        ends, processes = [], []
+        for rank in range(world):
+            mine, theirs = fork.Pipe(duplex=False)
+            task = (rank, world, size_bytes, backend, path, theirs)
+            process = fork.Process(target=_rank, args=task, daemon=True)
+            process.start()
+            theirs.close()
+            ends.append(mine)
+            processes.append(process)
+        rows = [_answer(end, time.monotonic() + _NODE_TIMEOUT_S + 5) for end in ends]
+        for process in processes:
+            process.kill()
+            process.join(1)
+    return rows
+
+
+def _answer(end: Connection, until: float) -> "Measured | str":
+    try:
+        if not wait([end], timeout=max(0.0, until - time.monotonic())):
+            return "did not answer"
+        row = end.recv()  # from a process that we forked
+    except EOFError:
+        return "ended without an answer"
+    return Measured(*row) if isinstance(row, tuple) else str(row)
+
+
+def _rank(
+    rank: int, world: int, size_bytes: int, backend: str, path: str, pipe: Connection
+) -> None:
+    """One rank of the node's own all-to-all."""
+    import torch
+
+    from engine.comm.scratch import ScratchGroup, file_store
+
+    torch.set_num_threads(1)
+    try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        store = file_store(path, world)
+        group = ScratchGroup(store, rank, world, backend=backend, timeout_s=_NODE_TIMEOUT_S)
+        pipe.send(tuple(measure_all_to_all(group, size_bytes)))
+        with contextlib.suppress(EngineError):
+            group.barrier()
+    except EngineError as error:
+        pipe.send(error.what)
