@@ -85,13 +85,14 @@ def forecast(
     ranks' slopes, so that noise common to the fleet warns of nobody. The last quarter must lie
     above the one before by more than noise as well: a single jump that is over is no trend.
     """
-    over = np.clip(excess(own, at), -0.25, 0.25)
+    over = excess(own, at)
+    noise = float(1.4826 * np.median(np.abs(over - np.median(over, axis=1, keepdims=True))))
+    over = np.clip(over, -5 * noise, 5 * noise)  # a pause of a few steps is no trend
     steps = over.shape[1]
     x = np.arange(steps, dtype=np.float32)
     x -= x.mean()
     slope = over @ x / float(x @ x)
     middle = float(np.median(slope))
-    noise = float(1.4826 * np.median(np.abs(over - np.median(over, axis=1, keepdims=True))))
     spread = max(
         float(1.4826 * np.median(np.abs(slope - middle))), noise / float(x @ x) ** 0.5, 1e-9
     )

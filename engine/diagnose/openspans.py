@@ -10,7 +10,7 @@ from engine.diagnose.load import Line, Spans, Tail
 from engine.diagnose.waits import Waiting
 from engine.spec.layout import Coord, ParallelLayout
 
-_SILENT_S = 5.0
+_SILENT_S = 1.0
 """A rank is silent if its last line is this much older than the others' dumps."""
 
 

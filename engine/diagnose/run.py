@@ -5,6 +5,7 @@ findings, `arbiter.py` makes the verdict.
 """
 
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ def _failures(spans: Spans) -> list[Finding]:
     failed = [tail for tail in spans.tails.values() if tail.error]
     if not failed:
         return []
-    own = [t for t in failed if not _is_wake(t.error)] or failed
+    own = [t for t in failed if not _is_wake(t.error)]
+    if not own:
+        return []  # all of them only lost a peer: the one that is gone left no error
     first = min(own, key=lambda tail: tail.last_wall_ns)
     category = _category(first.error)
     wake = [tail.rank for tail in failed if tail.rank != first.rank]
@@ -105,6 +108,7 @@ def _failures(spans: Spans) -> list[Finding]:
 def _is_wake(error: str) -> bool:
     """Whether an error is what a rank sees when another one has gone."""
     signs = (
+        "PeerLost",
         "Connection closed by peer",
         "Connection reset",
         "Timed out",
@@ -157,7 +161,7 @@ def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
         return []
     if not others and result.get("ended") is None and not absent:
         return []  # still running
-    ranks = tuple([t.rank for t in silent] + absent)
+    ranks = _ended_by(result) or tuple([t.rank for t in silent] + absent)
     if len(ranks) > max(1, len(world) // 2):
         return []
     last = min(silent, key=lambda t: t.last_wall_ns) if silent else None
@@ -170,7 +174,7 @@ def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
             ranks=ranks,
             step=last.last_step if last else None,
             what=f"rank {listed} ended without a word{where}",
-            why=f"its event file has no end, {len(others)} other ranks recorded theirs",
+            why=str(result.get("cause") or f"{len(others)} other ranks recorded how they ended"),
             evidence=(
                 Evidence(file=last.file, rank=last.rank, text=f"last span: {last.last_name}"),
             )
@@ -181,6 +185,13 @@ def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
             source="missing ends",
         )
     ]
+
+
+def _ended_by(result: dict[str, Any]) -> tuple[int, ...]:
+    """The rank that the driver saw end by a signal or an exit code."""
+    cause = str(result.get("cause"))
+    found = re.match(r"rank (\d{1,7}) (?:was ended by|exited with|ended with)", cause)
+    return (int(found[1]),) if found else ()
 
 
 def _healthy(spans: Spans, times: Times | None, result: dict[str, Any]) -> str:

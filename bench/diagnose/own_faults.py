@@ -1,0 +1,150 @@
+"""Train for real, break one rank on purpose, and time a right verdict.
+
+    python bench/diagnose/own_faults.py [--runs 5] [--fault hang --fault kill --fault slow]
+
+Eight ranks (tp 2, pp 2, dp 2) train on this machine. hang: SIGSTOP; kill: SIGKILL; slow: the rank
+is stopped for a third of the time. The clock runs from the symptom (for a hang: from the stop plus
+the step deadline of the recipe, for slow: from the end of the run) to the end of `msctl diagnose`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 4.0
+RIGHT = {
+    "hang": ("rank_blocked", "unknown_hang"),
+    "kill": ("crash",),
+    "slow": ("perf_straggler",),
+    "none": ("",),
+}
+
+
+def ranks_of(run: Path) -> dict[int, int]:
+    """Rank -> process id, by who holds its event file open."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                for handle in (process / "fd").iterdir():
+                    target = os.readlink(handle)
+                    if "/events/rank-" in target and str(run) in target:
+                        found[int(target[-11:-6])] = int(process.name)
+    return found
+
+
+def wait_for(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def steps_done(run: Path) -> int:
+    with contextlib.suppress(OSError):
+        return len((run / "metrics.jsonl").read_bytes().split(b"\n")) - 1
+    return 0
+
+
+def slow_down(pid: int, stop: threading.Event) -> None:
+    while not stop.is_set():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.02)
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.04)
+
+
+def one(fault: str, victim: int) -> dict[str, object]:
+    folder = Path(tempfile.mkdtemp(prefix="own-faults-"))
+    run = folder / "run"
+    steps = 60 if fault in ("slow", "none") else 4000
+    command = [
+        sys.executable, "-m", "msctl", "train", str(ROOT / "recipes/tiny.toml"), "--run", str(run),
+        "--steps", str(steps), "--set", f"monitor.step_deadline_s={DEADLINE_S}",
+        "--set", "train.eval_batches=0", "--set", "checkpoint.at_end=false",
+    ]  # fmt: skip
+    train = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    stop = threading.Event()
+    try:
+        assert wait_for(lambda: steps_done(run) >= 4, 90), "the run did not start"
+        pids = ranks_of(run)
+        symptom = time.monotonic()
+        if fault == "hang":
+            os.kill(pids[victim], signal.SIGSTOP)
+            symptom += DEADLINE_S
+            wait_for(
+                lambda: (
+                    b'"open"'
+                    in (run / "events" / f"rank-{(victim + 1) % 8:05d}.jsonl").read_bytes()
+                ),
+                40,
+            )
+            time.sleep(2)
+        elif fault == "kill":
+            os.kill(pids[victim], signal.SIGKILL)
+            train.wait(timeout=60)
+        else:
+            if fault == "slow":
+                threading.Thread(target=slow_down, args=(pids[victim], stop), daemon=True).start()
+            train.wait(timeout=200)
+            symptom = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "msctl", "diagnose", str(run), "--json"],
+            capture_output=True, text=True, cwd=ROOT, check=False,
+        )  # fmt: skip
+        seconds = time.monotonic() - symptom
+        verdict = json.loads(done.stdout)["verdict"]
+    finally:
+        stop.set()
+        with contextlib.suppress(ProcessLookupError):
+            for pid in ranks_of(run).values():
+                os.kill(pid, signal.SIGCONT)
+            os.killpg(train.pid, signal.SIGKILL)
+        train.wait()
+    right = verdict["category"] in RIGHT[fault]
+    right &= fault == "none" or verdict["ranks"] == [victim]
+    if right:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {"fault": fault, "victim": victim, "right": right, "seconds": round(seconds, 1),
+            "category": verdict["category"], "ranks": verdict["ranks"], "what": 
+            "what": verdict["what"][:120],
+            "folder": "" if right else str(run)}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--fault", action="append", choices=sorted(RIGHT))
+    given = parser.parse_args()
+    rng = random.Random(7)
+    rows = []
+    for fault in given.fault or ["hang", "kill", "slow", "none"]:
+        for _ in range(given.runs):
+            rows.append(one(fault, rng.randrange(8)))
+            print(json.dumps(rows[-1]), flush=True)
+    right = sum(bool(row["right"]) for row in rows)
+    print(f"{right} of {len(rows)} right, slowest {max(row['seconds'] for row in rows)} s")
+
+
+if __name__ == "__main__":
+    main()
