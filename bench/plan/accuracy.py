@@ -1,0 +1,139 @@
+"""Write the tables of docs/explanation/plan-accuracy.md from tables of runs.
+
+    python bench/plan/accuracy.py TABLE.csv [--fits TRIALS.csv ...] [--sweeps RUNS.csv ...]
+
+The page keeps its prose; what stands between the two marker lines is replaced. TABLE is the table the
+constants were fitted on; FITS and SWEEPS are only scored.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+PAGE = ROOT / "docs" / "explanation" / "plan-accuracy.md"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+from engine.plan.paper import TABLE_2, ladder, line, strong_scaling  # noqa: E402
+from engine.plan.rows import read_rows  # noqa: E402
+from engine.plan.validate import validate  # noqa: E402
+
+
+def per_cent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def groups(table: Path) -> list[str]:
+    found = validate(table)
+    lines = ["### Runs, by source", "", "| source | rows | mean error | bias | worst |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for g in found.groups:
+        lines.append(f"| {g.name} | {g.rows} | {per_cent(g.mape)} | {100 * g.bias:+.1f} % "
+                     f"| {100 * g.worst:+.1f} % |")  # fmt: skip
+    s = found.summary
+    lines.append(f"| **mean over sources** | {s.rows} | **{per_cent(s.mape)}** | | |")
+    lines += ["", f"Mean over rows {per_cent(s.row_mape)}; {per_cent(s.coverage)} of the rows lie "
+              f"between P10 and P90. Peak memory, {found.memory.rows} rows: mean error "
+              f"{per_cent(found.memory.mape)}.", ""]  # fmt: skip
+    return lines
+
+
+def paper() -> list[str]:
+    lines = ["### The paper's Table 2", "", "| system | GPUs | published s | predicted s | error |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    rows = strong_scaling()
+    for r in rows:
+        error = 100 * (r.predicted_s / r.published_s - 1)
+        lines.append(f"| {r.system} | {r.gpus} | {r.published_s:.2f} | {r.predicted_s:.2f} "
+                     f"| {error:+.1f} % |")  # fmt: skip
+    for system in TABLE_2:
+        a, b, c, d = line([r for r in rows if r.system == system])
+        lines += ["", f"{system}: published {b:.2f} s + {a:.4f} s per micro-batch, predicted "
+                  f"{d:.2f} s + {c:.4f} s."]  # fmt: skip
+    lines += ["", "### The paper's Table 3", "",
+              "| step | published | predicted | own gain published | own gain predicted |",
+              "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for rung in ladder().rungs:
+        lines.append(f"| {rung.step} | {per_cent(rung.published)} | {per_cent(rung.predicted)} "
+                     f"| {100 * rung.published_gain:+.1f} | {100 * rung.predicted_gain:+.1f} |")  # fmt: skip
+    return [*lines, ""]
+
+
+def sweeps(paths: list[Path]) -> list[str]:
+    """How much slower the layout that the plan would pick is than the best one measured."""
+    lines = ["### Layout sweeps", "",
+             "| source | sweeps | mean loss of the pick | rank correlation | mean error |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for path in paths:
+        scores = {r.id: r for r in validate(path).rows}
+        sets: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for row in read_rows(path):
+            if row["id"] in scores:
+                keys = ("source_group", "layers", "hidden", "heads", "seq", "gpus", "gpu_model",
+                        "global_batch_sequences", "attention", "precision")  # fmt: skip
+                sets[tuple(row.get(k, "") for k in keys)].append(row["id"])
+        by_group: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        for key, ids in sets.items():
+            if len(ids) < 4:
+                continue
+            predicted = np.array([scores[i].predicted_s for i in ids])
+            measured = np.array([scores[i].measured_s for i in ids])
+            loss = measured[np.argmin(predicted)] / measured.min() - 1
+            ranks = np.corrcoef(predicted.argsort().argsort(), measured.argsort().argsort())[0, 1]
+            by_group[key[0]].append((loss, ranks, np.mean(np.abs(predicted / measured - 1))))
+        for name, values in sorted(by_group.items()):
+            loss, ranks, error = np.mean(values, axis=0)
+            lines.append(f"| {name} | {len(values)} | {per_cent(loss)} | {ranks:.2f} "
+                         f"| {per_cent(error)} |")  # fmt: skip
+    return [*lines, ""]
+
+
+def fits(paths: list[Path]) -> list[str]:
+    lines = ["### Fits or does not fit", "",
+             "| trials | right | said to fit that did not | refused that fitted |",
+             "| --- | --- | --- | --- |"]  # fmt: skip
+    for path in paths:
+        m = validate(path).memory
+        lines.append(f"| {m.trials} | {per_cent(m.right)} | {per_cent(m.false_fits)} "
+                     f"| {per_cent(m.false_refusals)} |")  # fmt: skip
+    return [*lines, ""]
+
+
+def speed() -> list[str]:
+    """Whole processes, as a user waits for them."""
+    lines = ["### Time of the whole process", "", "| command | seconds |", "| --- | --- |"]
+    for words in (["--gpus", "12288"], ["--gpus", "12288", "--exhaustive"]):
+        command = [sys.executable, "-m", "msctl", "plan", "--model", "175b", *words, "-q"]
+        best = min(_seconds(command) for _ in range(3))
+        lines.append(f"| `msctl plan --model 175b {' '.join(words)}` | {best:.2f} |")
+    return [*lines, ""]
+
+
+def _seconds(command: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--fits", type=Path, nargs="*", default=[])
+    parser.add_argument("--sweeps", type=Path, nargs="*", default=[])
+    given = parser.parse_args()
+    lines = groups(given.table) + paper() + sweeps([given.table, *given.sweeps])
+    lines += fits(given.fits) + speed()
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
