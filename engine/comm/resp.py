@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from engine.errors import MissingError, RecipeError
 
-Word = str | bytes | int
+Word = str | bytes | int | float
 Value = bytes | int | None | list["Value"]
 Command = Sequence[Word]
 _MAX_REPLY = 1 << 30

@@ -27,7 +27,7 @@ _SLICE_S = 5.0
 
 
 class Hello(Noun, frozen=True, kw_only=True):
-    """What an agent is told when it starts. An empty node name: use the scheduler's or the host's."""
+    """What an agent is told when it starts; without a node name it asks scheduler or host."""
 
     redis: str
     run: str

@@ -61,7 +61,7 @@ def measure_all_reduce(
 def measure_all_to_all(
     group: "ScratchGroup", size_bytes: int, *, repeats: int = _REPEATS
 ) -> Measured:
-    """Bytes that a rank sends to others over the best time; every part must come from its sender."""
+    """Bytes that a rank sends to others over the best time; parts must come from their senders."""
     import torch
 
     world, rank = group.world, group.rank

@@ -1,4 +1,4 @@
-"""Check many nodes at once: every node by itself, all of them together, then neighbour by
+"""Check many nodes at once: each alone, all together, then neighbour by neighbour.
 neighbour.
 
 The leader's side. Agents (`agent.py`) do the work on the nodes; both speak through Redis, so that a
@@ -54,8 +54,11 @@ class FleetReport(Noun, frozen=True, kw_only=True):
     @property
     def status(self) -> Status:
         """The worst of all findings."""
-        return max(worst(self.group), *(n.status for n in self.nodes), key=ORDER.index) \
-            if self.nodes else worst(self.group)  # fmt: skip
+        return (
+            max(worst(self.group), *(n.status for n in self.nodes), key=ORDER.index)
+            if self.nodes
+            else worst(self.group)
+        )
 
 
 class Plan(Noun, frozen=True, kw_only=True):
@@ -126,14 +129,23 @@ class Fleet:
         self._client.call(*(("RPUSH", names(self._run, n)[1], end) for n in self._nodes))
 
 
-def check_fleet(fleet: Fleet, nodes: Sequence[str], plan: Plan, *,
-                switch_of: Mapping[str, str] | None = None, say: Say = lambda text: None) -> FleetReport:  # fmt: skip
+def check_fleet(
+    fleet: Fleet,
+    nodes: Sequence[str],
+    plan: Plan,
+    *,
+    switch_of: Mapping[str, str] | None = None,
+    say: Say = lambda text: None,
+) -> FleetReport:
     """Check all nodes, then neighbours. Nodes without an agent or an answer are unfit."""
     start = time.monotonic()
     came = fleet.gather(plan.come_s)
     say(f"{len(came)} of {len(nodes)} nodes came")
-    group = [_silent(n, f"its agent did not start within {show_seconds(plan.come_s)}")
-             for n in nodes if n not in came]  # fmt: skip
+    group = [
+        _silent(n, f"its agent did not start within {show_seconds(plan.come_s)}")
+        for n in nodes
+        if n not in came
+    ]
     task = Task(
         kind="node", id=fleet.new_id("node"), level=plan.level, only=plan.only, profile=plan.profile
     )
@@ -160,19 +172,25 @@ def check_fleet(fleet: Fleet, nodes: Sequence[str], plan: Plan, *,
     fleet.dismiss()
     order = sorted(reports, key=lambda r: (r.node not in unfit, -ORDER.index(r.status), r.node))
     return FleetReport(
-        seconds=time.monotonic() - start, nodes=tuple(order), group=tuple(group), pairs=tuple(pairs),
-        unfit=tuple(n for n in nodes if n in unfit), rounds=rounds,
-    )  # fmt: skip
+        seconds=time.monotonic() - start,
+        nodes=tuple(order),
+        group=tuple(group),
+        pairs=tuple(pairs),
+        unfit=tuple(n for n in nodes if n in unfit),
+        rounds=rounds,
+    )
 
 
 def _silent(node: str, why: str) -> CheckResult:
-    found = problem("fail", node, why, action="evict",
-                    remedy="look at the node: it is down, cut off or wedged")  # fmt: skip
+    found = problem(
+        "fail", node, why, action="evict", remedy="look at the node: it is down, cut off or wedged"
+    )
     return msgspec.structs.replace(found, check="group.silent")
 
 
-def _neighbours(fleet: Fleet, nodes: Sequence[str], plan: Plan,
-                switch_of: Mapping[str, str]) -> tuple[list[CheckResult], list[PairRate], int]:  # fmt: skip
+def _neighbours(
+    fleet: Fleet, nodes: Sequence[str], plan: Plan, switch_of: Mapping[str, str]
+) -> tuple[list[CheckResult], list[PairRate], int]:
     test = Neighbours(nodes, switch_of)
     rates: list[PairRate] = []
     while pairs := test.next_round():
@@ -183,18 +201,45 @@ def _neighbours(fleet: Fleet, nodes: Sequence[str], plan: Plan,
     results = []
     for node in found.bad:
         why = next((r.why for r in rates if node in r.nodes and not r.is_well), "")
-        results.append(problem("fail", node, f"fails with every neighbour: {why}", action="evict",
-                               remedy="take the node out; check its card, cable and switch port"))  # fmt: skip
+        results.append(
+            problem(
+                "fail",
+                node,
+                f"fails with every neighbour: {why}",
+                action="evict",
+                remedy="take the node out; check its card, cable and switch port",
+            )
+        )
     for a, b in found.links:
-        results.append(problem("warn", f"{a}<->{b}", "the two fail together and pass with others",
-                               action="watch", remedy="test the pair again; check the path between them"))  # fmt: skip
+        results.append(
+            problem(
+                "warn",
+                f"{a}<->{b}",
+                "fail together and pass with others",
+                action="watch",
+                remedy="test the pair again; check the path between",
+            )
+        )
     for node in found.unsure:
-        results.append(problem("error", node, "fails, and too few clean nodes are left to tell why",
-                               action="watch", remedy="test it together with known good nodes"))  # fmt: skip
+        results.append(
+            problem(
+                "error",
+                node,
+                "fails, and too few clean nodes are left to tell why",
+                action="watch",
+                remedy="test it together with known good nodes",
+            )
+        )
     if not results:
         well = statistics.median(r.bytes_per_s for r in rates)
-        results.append(CheckResult(status="ok", message=f"{len(rates)} pairs well, median {show_bytes(well)}/s",
-                                   measured=well, unit="B/s"))  # fmt: skip
+        results.append(
+            CheckResult(
+                status="ok",
+                message=f"{len(rates)} pairs well, median {show_bytes(well)}/s",
+                measured=well,
+                unit="B/s",
+            )
+        )
     return (
         [msgspec.structs.replace(r, check="pair.neighbour") for r in results],
         rates,
@@ -213,9 +258,13 @@ def run_groups(fleet: Fleet, groups: Sequence[tuple[str, ...]], plan: Plan) -> l
     for number, members in enumerate(groups):
         for node in members:
             tasks[node] = Task(
-                kind="group", id=f"{round_id}.{number}", members=members, size_bytes=plan.size_bytes,
-                timeout_s=plan.timeout_s, backend="nccl" if plan.backend == "nccl" else "gloo",
-            )  # fmt: skip
+                kind="group",
+                id=f"{round_id}.{number}",
+                members=members,
+                size_bytes=plan.size_bytes,
+                timeout_s=plan.timeout_s,
+                backend="nccl" if plan.backend == "nccl" else "gloo",
+            )
             of[node] = members
     # meeting, warm-up and a collective may each take the whole time-out
     answers = fleet.ask(tasks, 3 * plan.timeout_s + 10)
@@ -223,10 +272,15 @@ def run_groups(fleet: Fleet, groups: Sequence[tuple[str, ...]], plan: Plan) -> l
     well = [r.bytes_per_s for r in rates if r.is_well]
     floor = _SHARE_OF_MEDIAN * statistics.median(well) if len(well) > 1 else 0.0
     return [
-        r if not r.is_well or r.bytes_per_s >= floor else msgspec.structs.replace(
-            r, is_well=False, why=f"{show_bytes(r.bytes_per_s)}/s, others {show_bytes(floor / _SHARE_OF_MEDIAN)}/s")
+        r
+        if not r.is_well or r.bytes_per_s >= floor
+        else msgspec.structs.replace(
+            r,
+            is_well=False,
+            why=f"{show_bytes(r.bytes_per_s)}/s, others {show_bytes(floor / _SHARE_OF_MEDIAN)}/s",
+        )
         for r in rates
-    ]  # fmt: skip
+    ]
 
 
 def _rate_of(members: tuple[str, ...], answers: Mapping[str, Done]) -> PairRate:
@@ -235,8 +289,9 @@ def _rate_of(members: tuple[str, ...], answers: Mapping[str, Done]) -> PairRate:
         why = "did not answer" if answer is None else answer.error or answer.wrong
         if why:
             return PairRate(nodes=members, is_well=False, why=f"{node}: {why}")
-    return PairRate(nodes=members, is_well=True,
-                    bytes_per_s=min(answers[n].bytes_per_s for n in members))  # fmt: skip
+    return PairRate(
+        nodes=members, is_well=True, bytes_per_s=min(answers[n].bytes_per_s for n in members)
+    )
 
 
 def _bisect(fleet: Fleet, nodes: Sequence[str], plan: Plan) -> list[CheckResult]:
@@ -246,10 +301,15 @@ def _bisect(fleet: Fleet, nodes: Sequence[str], plan: Plan) -> list[CheckResult]
         seen = {r.nodes: r.is_well for r in run_groups(fleet, big, plan)} if big else {}
         search.give({g: seen.get(g, True) for g in groups})
     found = [
-        problem("fail", " ".join(g), f"{len(g)} nodes fail together", action="evict",
-                remedy="leave these nodes out and test again")
+        problem(
+            "fail",
+            " ".join(g),
+            f"{len(g)} nodes fail together",
+            action="evict",
+            remedy="leave these nodes out and test again",
+        )
         for g in search.suspects
-    ]  # fmt: skip
+    ]
     if not found:
         found = [CheckResult(status="ok", message=f"{len(nodes)} nodes together are well")]
     return [msgspec.structs.replace(r, check="group.bisect") for r in found]
@@ -267,11 +327,23 @@ def skew(reports: Sequence[NodeReport]) -> list[CheckResult]:
         tie = most * 2 <= len(reports)
         for node, value in values.items():
             if value != usual:
-                found.append(msgspec.structs.replace(
-                    problem("warn", node, f"{fact} {value}, most nodes have {usual}" if not tie
-                            else f"{fact} {value}, others have {usual}", action="fix", measured=value,
-                            expected=usual, bar="majority of the nodes",
-                            remedy=f"install one version of {fact} on all nodes"), check="group.skew"))  # fmt: skip
+                found.append(
+                    msgspec.structs.replace(
+                        problem(
+                            "warn",
+                            node,
+                            f"{fact} {value}, most nodes have {usual}"
+                            if not tie
+                            else f"{fact} {value}, others have {usual}",
+                            action="fix",
+                            measured=value,
+                            expected=usual,
+                            bar="majority of the nodes",
+                            remedy=f"install one version of {fact} on all nodes",
+                        ),
+                        check="group.skew",
+                    )
+                )
     return found
 
 
@@ -295,9 +367,20 @@ def outliers(reports: Sequence[NodeReport]) -> list[CheckResult]:
         middle = statistics.median(by_node.values())
         for node, rate in by_node.items():
             if rate < _OUTLIER * middle:
-                found.append(msgspec.structs.replace(
-                    problem("warn", node, f"{key} at {rate / middle:.0%} of the fleet's median",
-                            action="watch", measured=rate, expected=middle, unit=units[key],
-                            bar="median of the fleet", remedy="test the node again when it is idle"),
-                    check="group.outlier"))  # fmt: skip
+                found.append(
+                    msgspec.structs.replace(
+                        problem(
+                            "warn",
+                            node,
+                            f"{key} at {rate / middle:.0%} of the fleet's median",
+                            action="watch",
+                            measured=rate,
+                            expected=middle,
+                            unit=units[key],
+                            bar="median of the fleet",
+                            remedy="test the node again when it is idle",
+                        ),
+                        check="group.outlier",
+                    )
+                )
     return found

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,8 +11,12 @@ from engine.units import show_bytes, show_count, show_seconds
 from msctl.flags import CONTEXT, Flags, command_flags
 from msctl.ui import Ui
 
+if TYPE_CHECKING:
+    from engine.health.fleet import FleetReport
+
 _VERDICTS = {"fail": "UNFIT", "error": "NOT SURE", "warn": "FIT, with warnings,", "ok": "FIT",
              "skip": "NOTHING"}  # fmt: skip
+Where = Literal["local", "hosts", "slurm"]
 Level = Literal["passive", "light", "full"]
 Only = Annotated[
     list[str] | None,
@@ -52,8 +56,22 @@ def _run(
     recording: Annotated[
         Path | None, typer.Option(help="Check a recorded machine instead of this one.")
     ] = None,
+    on: Annotated[
+        Where | None, typer.Option(help="Check many nodes: local agents, ssh hosts, or Slurm.")
+    ] = None,
+    hosts: Annotated[
+        Path | None, typer.Option(help="For --on hosts: one node a line, with its switch.")
+    ] = None,
+    job: Annotated[str, typer.Option(help="For --on slurm: id of a running job.")] = "",
+    agents: Annotated[int, typer.Option(help="For --on local: how many.", min=1, max=64)] = 4,
+    redis: Annotated[str, typer.Option(help="Use this Redis instead of a private one.")] = "",
+    pairs: Annotated[bool, typer.Option(help="With --on: test nodes with neighbours.")] = True,
+    bisect: Annotated[bool, typer.Option(help="With --on: halve groups that fail.")] = False,
+    exclude_file: Annotated[
+        Path | None, typer.Option(help="With --on: write unfit nodes, one a line.")
+    ] = None,
 ) -> None:
-    """Check whether this machine is fit to train.
+    """Check whether this machine is fit to train, or with --on each machine of many.
 
     Prints what is wrong and what to do, and how much could not be looked at. Exit code 0: nothing
     failed, 4: something did or could not be decided, 5: nothing could be looked at.
@@ -62,9 +80,12 @@ def _run(
     - `msctl selfcheck`
     - `msctl selfcheck --level light --only gpu`
     - `msctl selfcheck --json --exit nagios`
+    - `msctl selfcheck --on hosts --hosts nodes.txt --exclude-file bad.txt`
     - `msctl selfcheck learn healthy/*.json --name site-h100`
     """
+    from engine.health.allocation import Allocation, check_allocation
     from engine.health.export import write_prometheus, write_recording
+    from engine.health.fleet import Plan
     from engine.health.node import Wish, listed, revisit, visit
     from engine.health.probe import RealProbe
     from engine.health.profile import load_profiles
@@ -72,6 +93,20 @@ def _run(
 
     if list_:
         ui.result(listed(only or ()), show_list)
+        return
+    if on is not None:
+        plan = Plan(
+            level=level, only=tuple(only or ()), profile=profile, pairs=pairs, bisect=bisect
+        )
+        fleet = check_allocation(
+            Allocation(where=on, hosts=hosts, job=job, agents=agents, redis=redis), plan,
+            profiles=profiles, say=ui.note,
+        )  # fmt: skip
+        if exclude_file is not None:
+            exclude_file.write_text("".join(f"{node}\n" for node in fleet.unfit))
+            ui.note(f"wrote {exclude_file}")
+        ui.result(fleet, show_fleet)
+        _end(exit_code((*fleet.group, *(r for n in fleet.nodes for r in n.results)), exit_))
         return
     wish = Wish(
         level=level, only=tuple(only or ()), profile=profile, window_s=since, folder=str(folder),
@@ -105,6 +140,7 @@ def learn(
     Bars are the median of the fleet less its spread, so that the slowest healthy node passes.
 
     Examples:
+    - `msctl selfcheck --on hosts --hosts nodes.txt --exclude-file bad.txt`
     - `msctl selfcheck learn healthy/*.json --name site-h100 --base h100-nvl8 --out site.toml`
     """
     from engine.health.export import read_reports
@@ -143,6 +179,27 @@ def show_report(ui: Ui, report: NodeReport) -> None:
         )
     for reason, checks in skipped(report.results):
         ui.line(f"not looked at: {', '.join(checks)}: {reason}")
+
+
+def show_fleet(ui: Ui, fleet: "FleetReport") -> None:
+    """Bad nodes first, then what takes more than one node to see, then every node in a line."""
+    total = len(fleet.nodes)
+    if fleet.unfit:
+        ui.line(f"UNFIT  {len(fleet.unfit)} nodes: {' '.join(fleet.unfit)}", "bold red")
+    else:
+        ui.line(f"FIT as far as looked at  {total} nodes", "bold green")
+    ui.line(f"{show_seconds(fleet.seconds)}, {len(fleet.pairs)} pairs in {fleet.rounds} rounds")
+    found = [(n.node, r) for n in fleet.nodes for r in bad(n.results)]
+    found += [(r.target, r) for r in bad(fleet.group)]
+    rows = [(r.status, node, r.check, r.target, r.message, r.action) for node, r in found]
+    if rows:
+        ui.table("Not well", ("status", "node", "check", "target", "what", "action"), rows)
+    slow = [(" ".join(p.nodes), show_rate(p.bytes_per_s, "B/s"), p.why) for p in fleet.pairs
+            if not p.is_well or ui.verbose]  # fmt: skip
+    if slow:
+        ui.table("Pairs", ("nodes", "all-reduce", "why it failed"), slow)
+    nodes = [(n.node, n.status, npd_line(n.results), n.machine) for n in fleet.nodes]
+    ui.table("Nodes", ("node", "status", "worst", "machine"), nodes)
 
 
 def show_line(ui: Ui, report: NodeReport) -> None:
