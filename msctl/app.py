@@ -5,7 +5,6 @@ Here is the one `except EngineError` of the project, and the table of exit codes
 """
 
 import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -112,8 +111,6 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     completing = "_MSCTL_COMPLETE" in os.environ
     for entry in COMMANDS:
-        if importlib.util.find_spec(entry.module) is None:
-            continue
         if entry.name == wanted or completing:
             _register(app, entry)
         else:

@@ -6,7 +6,6 @@ import typing
 from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -123,8 +122,6 @@ def cli_page() -> str:
 def commands() -> Iterator[tuple[str, str, Callable[..., None]]]:
     """Path, first line and function of every command and sub-command."""
     for entry in COMMANDS:
-        if find_spec(entry.module) is None:
-            continue
         found = getattr(import_module(entry.module), entry.attribute)
         if not isinstance(found, typer.Typer):
             yield entry.name, entry.line, found

@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+from importlib import import_module
 
 import pytest
 import typer
@@ -28,6 +29,8 @@ def parse(line: str) -> None:
     while hasattr(command, "resolve_command"):
         first = getattr(context, "_protected_args", None) or getattr(context, "protected_args", [])
         rest = [*first, *context.args]
+        if not rest:  # a group that does something by itself
+            return
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)
 
@@ -46,6 +49,14 @@ def test_a_command_has_a_first_line_and_an_example(path, line, function):
     first = inspect.cleandoc(function.__doc__ or "").splitlines()[0]
     assert first[0].isupper()
     assert examples(function), f"msctl {path} shows no example in its help"
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda e: e.name)
+def test_the_list_of_commands_says_what_their_help_says(entry):
+    found = getattr(import_module(entry.module), entry.attribute)
+    text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
+    if isinstance(text, str):
+        assert inspect.cleandoc(text).splitlines()[0].rstrip(".") == entry.line
 
 
 @pytest.mark.parametrize(

@@ -94,5 +94,4 @@ def show(ui: Ui, run: str) -> None:
 ENTRIES = (
     CommandEntry("plan", __name__, "plan", "Do as told"),
     CommandEntry("ckpt", __name__, "app", "Work on checkpoints"),
-    CommandEntry("gone", "msctl.commands.no_such_module", "gone", "Never there"),
 )
