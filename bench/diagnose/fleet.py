@@ -3,7 +3,7 @@
     python bench/diagnose/fleet.py [--ranks 12288] [--steps 60] [--disk DIR] [--forecast]
 
 Stages differ, sequences differ between replicas and steps, a half per cent of the nodes is 10 %
-slow: constantly, in bursts, drifting, or one device of the node. --disk writes an event file a rank.
+slow: constantly, in bursts, drifting, or one device of the node. --disk writes event files.
 """
 
 import argparse

@@ -125,10 +125,16 @@ def one(fault: str, victim: int) -> dict[str, object]:
     right &= fault == "none" or verdict["ranks"] == [victim]
     if right:
         shutil.rmtree(folder, ignore_errors=True)
-    return {"fault": fault, "victim": victim, "right": right, "seconds": round(seconds, 1),
-            "category": verdict["category"], "ranks": verdict["ranks"], "what": 
-            "what": verdict["what"][:120],
-            "folder": "" if right else str(run)}  # fmt: skip
+    return {
+        "fault": fault,
+        "victim": victim,
+        "right": right,
+        "seconds": round(seconds, 1),
+        "category": verdict["category"],
+        "ranks": verdict["ranks"],
+        "what": verdict["what"][:120],
+        "folder": "" if right else str(run),
+    }
 
 
 def main() -> None:
