@@ -295,7 +295,7 @@ def again(function: Callable[..., Tensor], *inputs: object) -> Tensor:
 
     No random state is saved: dropout here is counted, so the second run draws the same masks.
     """
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def set_recompute(model: nn.Module, mode: Recompute) -> None:

@@ -1,11 +1,13 @@
 """`msctl train`: start a run from a recipe on this machine and follow it."""
 
+import statistics
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engine.errors import RecipeError
+from engine.job.ablate import Ladder, ablate
 from engine.job.data import prepare_data
 from engine.job.driver import Driver, Watch
 from engine.job.dry import DryRun, dry_run
@@ -36,6 +38,11 @@ def train(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Print layout, memory and schedule; start nothing.")
     ] = False,
+    ablation: Annotated[
+        bool,
+        typer.Option("--ablate", help="Measure each technique of the paper's Table 3 in turn."),
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of --ablate.")] = 3,
 ) -> None:
     """Train a model from a recipe.
 
@@ -48,6 +55,7 @@ def train(
     - `msctl train recipes/tiny.toml`
     - `msctl train recipes/tiny.toml --run runs/try --steps 20 --set optimizer.lr=1e-3`
     - `msctl train recipes/175b.toml --dry-run`
+    - `msctl train recipes/tiny.toml --ablate --steps 8`
     """
     loaded = load_recipe(recipe, set_ or [])
     if not valid_resume(resume):
@@ -58,6 +66,14 @@ def train(
         ui.result(dry_run(loaded), show_dry_run)
         return
     check_machine(loaded)
+    if ablation:
+        folder = run or runs / f"{loaded.name}-ablation"
+        ladder = ablate(
+            recipe, list(set_ or []), folder, rounds=rounds, steps=steps or 10, tell=ui.note
+        )
+        ui.result(ladder, show_ladder)
+        ui.note(f"wrote {folder}")
+        return
     folder = run_folder(loaded, run, root=runs, resume=resume)
     ui.note(prepare_data(loaded))
     with Live(ui, loaded) as live:
@@ -84,6 +100,24 @@ def show_result(ui: Ui, result: RunResult) -> None:
         ("time", show_seconds(result.seconds)),
     ]
     ui.table("", ("what", "value"), rows)
+
+
+def show_ladder(ui: Ui, ladder: Ladder) -> None:
+    """One row per technique, each on top of those above it."""
+    first = ladder.rungs[0].median
+    rows = []
+    for rung in ladder.rungs:
+        low, high = min(rung.tokens_per_s), max(rung.tokens_per_s)
+        rows.append(
+            (
+                rung.name, show_count(rung.median), f"{show_count(low)}-{show_count(high)}",
+                f"{rung.median / first:.2f}x", show_ratio(statistics.median(rung.mfu)),
+                show_seconds(rung.exposed_tp_s), show_seconds(rung.exposed_pp_s),
+                show_seconds(rung.exposed_dp_s),
+            )
+        )  # fmt: skip
+    columns = ("rung", "tokens/s", "range", "speed", "MFU", "exposed tp", "pp", "dp")
+    ui.table(f"median of {ladder.rounds} rounds of {ladder.steps} steps", columns, rows)
 
 
 def show_dry_run(ui: Ui, dry: DryRun) -> None:
