@@ -1,5 +1,4 @@
 """Check many nodes at once: each alone, all together, then neighbour by neighbour.
-neighbour.
 
 The leader's side. Agents (`agent.py`) do the work on the nodes; both speak through Redis, so that a
 node that is cut off is seen by its silence. Nodes that fail by themselves take no part in pair

@@ -1,0 +1,46 @@
+import os
+import signal
+
+import pytest
+
+from engine.comm.embedded_redis import find_server
+from engine.comm.resp import Client, parse_url
+from engine.errors import MissingError, RecipeError
+from engine.health.agent import Hello
+from engine.health.allocation import Allocation, check_allocation
+from engine.health.fleet import Fleet, Plan, check_fleet
+from engine.health.launch import new_run, start
+
+
+def test_hosts_need_a_file():
+    with pytest.raises(RecipeError, match="names no nodes"):
+        check_allocation(Allocation(where="hosts"), Plan(), say=lambda text: None)
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_real_agents_exchange_data_and_a_stopped_one_is_named():
+    pytest.importorskip("torch")
+    try:
+        find_server()
+    except MissingError:
+        pytest.skip("no Redis or Valkey server on this machine")
+    from engine.comm.embedded_redis import EmbeddedRedis
+
+    with EmbeddedRedis(durable=False) as server:
+        hello = Hello(redis=server.url, run=new_run())
+        started = start("local", hello, count=3)
+        try:
+            client = Client(parse_url(server.url))
+            fleet = Fleet(client, hello.run, started.nodes)
+            assert fleet.gather(60) == started.nodes
+            victim = started._processes[1]
+            os.kill(victim.pid, signal.SIGSTOP)
+            plan = Plan(only=("host.shm",), check_s=20, timeout_s=30, size_bytes=1 << 20)
+            found = check_fleet(fleet, started.nodes, plan)
+            assert found.unfit == ("local-1",)
+            assert [p.nodes for p in found.pairs] == [("local-0", "local-2")]
+            assert all(p.is_well and p.bytes_per_s > 0 for p in found.pairs)
+            os.kill(victim.pid, signal.SIGKILL)
+        finally:
+            started.stop()
