@@ -104,6 +104,15 @@ class Spool:
         """What a slot holds, None if nothing."""
         return self._read(f"r{rank:05d}.{slot}.ticket", Ticket)
 
+    def pending(self) -> list[tuple[int, int]]:
+        """(rank, slot) of snapshots to be flushed, oldest step first."""
+        found = []
+        for rank, slot in self.tickets():
+            ticket = self.ticket(rank, slot)
+            if ticket and ticket.state == "pending":
+                found.append((ticket.step, rank, slot))
+        return [(rank, slot) for _, rank, slot in sorted(found)]
+
     def write_ticket(self, rank: int, slot: int, ticket: Ticket | None) -> None:
         """Replace or remove a slot's ticket, whole or not at all."""
         self._write(f"r{rank:05d}.{slot}.ticket", ticket)

@@ -75,7 +75,7 @@ class Flusher:
         with ThreadPoolExecutor(self.options.threads) as pool:
             while True:
                 worked = self.round(pool.map)
-                busy = self.spool.jobs() or self._pending()
+                busy = self.spool.jobs() or self.spool.pending()
                 if not worked and not self._owned() and self._hopeless():
                     return
                 if not worked:
@@ -85,25 +85,16 @@ class Flusher:
     def round(self, run: Callable[..., Iterator[bool]]) -> bool:
         """Flush what is pending and due, commit what is complete; whether anything moved."""
         now = time.monotonic()
-        due = [key for key in self._pending() if self._not_before.get(key, 0.0) <= now]
+        due = [key for key in self.spool.pending() if self._not_before.get(key, 0.0) <= now]
         moved = any(list(run(self._flush_one, due)))
         for job in self.spool.jobs("dropped"):
             self._remove_dropped(job)
         return any([self._commit_one(job) for job in self.spool.jobs()]) or moved
 
-    def _pending(self) -> list[tuple[int, int]]:
-        """Slots to be flushed, oldest step first."""
-        found = []
-        for rank, slot in self.spool.tickets():
-            ticket = self.spool.ticket(rank, slot)
-            if ticket and ticket.state == "pending":
-                found.append((ticket.step, rank, slot))
-        return [(rank, slot) for _, rank, slot in sorted(found)]
-
     def _hopeless(self) -> bool:
         """Whether nothing can be done: no snapshot waits, every commit lacks lost parts."""
         late = all(time.time() - job.created_s > GIVE_UP_S for job in self.spool.jobs())
-        return late and not self._pending()
+        return late and not self.spool.pending()
 
     def _owned(self) -> bool:
         """Whether a trainer still lives."""

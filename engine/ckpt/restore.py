@@ -20,6 +20,7 @@ from engine.ckpt.manifest import CheckpointMeta, Manifest
 from engine.ckpt.piece import Piece
 from engine.ckpt.reading import ReadReport, Want, fill
 from engine.ckpt.save import Gather
+from engine.ckpt.share import Share, split_pieces, tell
 from engine.ckpt.snapshot import DTYPES
 from engine.ckpt.store import Store, open_store, split
 from engine.errors import CheckpointError, EngineError
@@ -28,7 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def load_checkpoint(
-    folder: str | Path, pieces: Sequence[Piece], *, gather: Gather | None = None, threads: int = 2
+    folder: str | Path,
+    pieces: Sequence[Piece],
+    *,
+    gather: Gather | None = None,
+    share: Share | None = None,
+    threads: int = 2,
 ) -> CheckpointMeta:
     """Fill the pieces' tensors, bitwise as saved, and return what else was saved.
 
@@ -43,11 +49,14 @@ def load_checkpoint(
     else:
         store = open_root(folder)
         tried = _candidates(store, gather)
+    parts = split_pieces(pieces, share.size) if share else [list(pieces)]
     errors = []
     for candidate in tried:
-        meta, error = _try(store, candidate, pieces, threads)
+        meta, error = _try(store, candidate, parts[share.index if share else 0], threads)
         error = _worst(gather, error)
         if error is None and meta is not None:
+            if share:
+                tell(parts, share)
             return meta
         assert error is not None, f"no result from {candidate}"
         errors.append(error)
@@ -101,7 +110,8 @@ def _try(
     try:
         manifest = read_manifest(store, name)
         _same_model(manifest, pieces, f"{store.url}/{name}")
-        read_pieces(store, name, manifest, pieces, threads=threads)
+        report = read_pieces(store, name, manifest, pieces, threads=threads)
+        logger.info("read bytes=%d for wanted=%d", report.read_bytes, report.wanted_bytes)
     except EngineError as error:
         return None, error
     return manifest.meta, None

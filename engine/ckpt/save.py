@@ -158,7 +158,9 @@ def describe_part(image: Image, file: str, digests: str, *, rank: int) -> Part:
         )
         for p, offset in zip(image.planned, image.offsets, strict=True)
     )  # fmt: skip
-    entry = FileEntry(name=file, bytes=image.bytes, digests=digests, rank=rank)
+    entry = FileEntry(
+        name=file, bytes=image.bytes, chunk_bytes=CHUNK_BYTES, digests=digests, rank=rank
+    )
     return Part(rank=rank, file=entry, tensors=tensors)
 
 

@@ -256,18 +256,43 @@ class TwoStage:
             )
 
     def _ensure_flusher(self) -> None:
-        """Start the node's flusher if none lives."""
-        with self.spool.hold("flusher") as free:
-            if not free:
-                return
-        subprocess.Popen(
-            [
-                sys.executable, "-m", "engine.ckpt.flush", str(self.spool.folder),
-                msgspec.json.encode(self.options).decode(),
-            ],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        start_flusher(self.spool, self.options)
+
+
+def start_flusher(spool: Spool, options: FlushOptions) -> None:
+    """Start the node's flusher if none lives."""
+    with spool.hold("flusher") as free:
+        if not free:
+            return
+    subprocess.Popen(
+        [
+            sys.executable, "-m", "engine.ckpt.flush", str(spool.folder),
+            msgspec.json.encode(options).decode(),
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def finish_leftovers(
+    root: str | Path, *, spool: Path | None = None, timeout_s: float = 300.0
+) -> FlushStatus | None:
+    """Before a restarted run loads: let the flusher commit what the dead run had snapshotted.
+
+    One rank per node calls it. None if nothing was left, else what the flusher says at the end.
+    """
+    where = str(root if "://" in str(root) else Path(root).absolute())
+    folder = spool or default_spool(where)
+    if not folder.is_dir():
+        return None
+    left, deadline = Spool(folder), time.monotonic() + timeout_s
+    while left.pending() or left.jobs():
+        start_flusher(left, FlushOptions())
+        if time.monotonic() > deadline:
+            logger.warning("%s still waits: %s", folder, left.status().error)
+            break
+        time.sleep(0.02)
+    return left.status()
 
 
 def choose_slot(views: Sequence[_SlotView]) -> int | None:

@@ -87,7 +87,7 @@ def flush(spool, root, store):
         for _ in range(20):
             flusher._not_before.clear()
             flusher.round(map)
-            if not flusher._pending() and not flusher.spool.jobs():
+            if not flusher.spool.pending() and not flusher.spool.jobs():
                 break
     except Killed:
         pass
