@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.checks_page import checks_page
 from tools.pages import cli_page, events_page, recipe_page
 from tools.schema import recipe_schema
 
@@ -20,6 +21,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/reference/recipe.md": recipe_page,
     "docs/reference/events.md": events_page,
     "docs/reference/cli.md": cli_page,
+    "docs/reference/checks.md": checks_page,
 }
 """Generated file -> the function that makes its text."""
 
