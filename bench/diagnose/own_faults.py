@@ -3,7 +3,7 @@
     python bench/diagnose/own_faults.py [--runs 5] [--fault hang --fault kill --fault slow]
 
 Eight ranks (tp 2, pp 2, dp 2) train on this machine. hang: SIGSTOP; kill: SIGKILL; slow: the rank
-is stopped for a third of the time. The clock runs from the symptom (for a hang: from the stop plus
+is stopped for two thirds of the time. The clock runs from the symptom (for a hang: the stop plus
 the step deadline of the recipe, for slow: from the end of the run) to the end of `msctl diagnose`.
 """
 
@@ -63,9 +63,9 @@ def slow_down(pid: int, stop: threading.Event) -> None:
     while not stop.is_set():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.02)
+            time.sleep(0.06)
             os.kill(pid, signal.SIGCONT)
-        time.sleep(0.04)
+        time.sleep(0.03)
 
 
 def one(fault: str, victim: int) -> dict[str, object]:

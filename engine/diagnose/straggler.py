@@ -96,10 +96,18 @@ def _statistics(over: NDArray[np.float32], scale: float) -> _Stats:
 
 
 def _score(values: NDArray[np.float32], floor: float) -> NDArray[np.float32]:
-    """Deviations from the fleet's middle, in the larger of measured and expected spread."""
-    middle = np.median(values)
-    spread = 1.4826 * np.median(np.abs(values - middle))
-    return ((values - middle) / max(float(spread), floor, 1e-6)).astype(np.float32)
+    """Deviations from the fleet's middle, in the larger of measured and expected spread.
+
+    Of fewer than eight ranks a slow one would widen its own yardstick: the quicker half counts.
+    """
+    if len(values) < 8:
+        middle = np.sort(values)[(len(values) - 1) // 2]
+        spread = 1.4826 * np.median(middle - values[values <= middle])
+        floor *= 1.5
+    else:
+        middle = np.median(values)
+        spread = 1.4826 * np.median(np.abs(values - middle))
+    return np.asarray((values - middle) / max(float(spread), floor, 1e-6), np.float32)
 
 
 def _flag(stats: _Stats, limit: float, least: float = MIN_EXCESS) -> NDArray[np.bool_]:

@@ -45,7 +45,7 @@ def torchfrtrace(folder: Path, prefix: str) -> tuple[str, float]:
     """What PyTorch's own analyzer prints as missing ranks, in its order."""
     module = "torch.distributed.flight_recorder.fr_trace"
     text, seconds = timed([sys.executable, "-m", module, str(folder), "-p", prefix])
-    missing = re.findall(r"missing ranks \{([\d, ]+)\}", text)
+    missing = re.findall(r"(?i)missing ranks:? *\{([\d, ]+)\}", text)
     if missing:
         return f"{len(missing)} lines, ranks {sorted(set(missing))}", seconds
     last = text.strip().splitlines()[-1][:100] if text.strip() else "nothing"
@@ -56,10 +56,10 @@ def show(case: str, tool: str, answer: tuple[str, float]) -> None:
     print(f"{case:24s} {tool:14s} {answer[1]:6.2f} s  {answer[0]}", flush=True)
 
 
-def dumps_of(folder: Path) -> Path:
-    """Only the dumps, since torchfrtrace reads every file of a folder."""
+def copied(folder: Path, pattern: str) -> Path:
+    """Only the inputs of a folder, since the anchors read every file in it."""
     place = Path(tempfile.mkdtemp())
-    for path in folder.glob("_dump_*"):
+    for path in folder.glob(pattern):
         (place / path.name).write_bytes(path.read_bytes())
     return place
 
@@ -74,14 +74,14 @@ def main() -> None:
     if given.fr is not None:
         for folder in sorted(p for p in given.fr.iterdir() if p.is_dir()):
             show(folder.name, "msctl", msctl("--fr", str(folder)))
-            show(folder.name, "torchfrtrace", torchfrtrace(dumps_of(folder), "_dump_"))
+            show(folder.name, "torchfrtrace", torchfrtrace(copied(folder, "_dump_*"), "_dump_"))
     for name in ("sleep", "sigstop", "skip") if given.jobs is not None else ():
         show(name, "msctl", msctl(str(given.jobs / name)))
         show(name, "torchfrtrace", torchfrtrace(given.jobs / name / "fr", "rank_"))
     for folder in given.traces:
         show(folder.name, "msctl", msctl("--traces", str(folder)))
         if given.hta:
-            text, seconds = timed([given.hta, "-c", HTA, str(folder)])
+            text, seconds = timed([given.hta, "-c", HTA, str(copied(folder, "rank*"))])
             lines = [line for line in text.splitlines() if line.startswith("stragglers")]
             error = text.strip().splitlines()[-1:] or ["nothing"]
             show(folder.name, "HTA", ((lines or error)[0][:100], seconds))

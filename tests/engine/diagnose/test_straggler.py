@@ -71,3 +71,13 @@ def test_a_rank_without_peers_is_not_judged():
     ranks = np.arange(4, dtype=np.int32)
     own = np.array([[1.0], [1.0], [5.0], [1.0]], np.float32).repeat(20, axis=1)
     assert find_slow(own, places(lonely, ranks), ranks) == []
+
+
+def test_of_two_peers_the_slower_one_is_named():
+    pair = ParallelLayout(dp=2)
+    ranks = np.arange(2, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    own = (1 + 0.01 * rng.standard_normal((2, 30))).astype(np.float32)
+    assert find_slow(own, places(pair, ranks), ranks) == []
+    own[1] *= 1.1
+    assert [s.ranks for s in find_slow(own, places(pair, ranks), ranks)] == [(1,)]
