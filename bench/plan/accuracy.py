@@ -2,8 +2,8 @@
 
     python bench/plan/accuracy.py TABLE.csv [--fits TRIALS.csv ...] [--sweeps RUNS.csv ...]
 
-The page keeps its prose; what stands between the two marker lines is replaced. TABLE is the table the
-constants were fitted on; FITS and SWEEPS are only scored.
+The page keeps its prose; what stands between the two marker lines is replaced. TABLE is the one that
+the constants were fitted on; the others are only scored.
 """
 
 import argparse
