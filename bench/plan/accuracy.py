@@ -2,8 +2,8 @@
 
     python bench/plan/accuracy.py TABLE.csv [--fits TRIALS.csv ...] [--sweeps RUNS.csv ...]
 
-The page keeps its prose; what stands between the two marker lines is replaced. TABLE is the one that
-the constants were fitted on; the others are only scored.
+The page keeps its prose; only what is between the two marker lines is replaced. TABLE is the one
+that the constants were fitted on; the others are only scored.
 """
 
 import argparse
@@ -60,8 +60,10 @@ def paper() -> list[str]:
               "| step | published | predicted | own gain published | own gain predicted |",
               "| --- | --- | --- | --- | --- |"]  # fmt: skip
     for rung in ladder().rungs:
-        lines.append(f"| {rung.step} | {per_cent(rung.published)} | {per_cent(rung.predicted)} "
-                     f"| {100 * rung.published_gain:+.1f} | {100 * rung.predicted_gain:+.1f} |")  # fmt: skip
+        lines.append(
+            f"| {rung.step} | {per_cent(rung.published)} | {per_cent(rung.predicted)} "
+            f"| {100 * rung.published_gain:+.1f} | {100 * rung.predicted_gain:+.1f} |"
+        )
     return [*lines, ""]
 
 
