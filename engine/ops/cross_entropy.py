@@ -58,10 +58,10 @@ def gradient_(
     logits: Tensor, targets: Tensor, stats: Stats, scale: Tensor, first: int,
     *, kernels: Kernels | None = None,
 ) -> Tensor:  # fmt: skip
-    """scale * (softmax - one-hot), in the place of the logits; stats are those of all columns."""
+    """scale * (softmax - one-hot); stats are those of all columns. The logits are used up."""
     scale = scale.to(stats.total.dtype)
     if kernels is None or not kernels.fit(logits):
-        return logits.copy_(reference_gradient(logits, targets, stats, scale, first))
+        return reference_gradient(logits, targets, stats, scale, first).to(logits.dtype)
     kernels.ops.cross_entropy_gradient(
         logits, targets, stats.largest, stats.total, scale, logits, first
     )

@@ -11,6 +11,7 @@ all this.
 | Into      | ParallelInto      | column split; gathers the sequence; one GEMM for all projections|
 | Out       | ParallelOut       | row split; one reduction for all projections                    |
 | Dropout   | (itself)          | told which part of the sequence it sees                         |
+| MlpCore   | ParallelMlp       | native kernels where they were chosen                           |
 | Head      | ParallelHead      | columns of the vocabulary; loss without gathering logits        |
 """
 
@@ -19,9 +20,21 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from engine.model.transformer import Chunk, Dropout, Embedding, Head, Into, Norm, Out, set_seed
+from engine.model.transformer import (
+    Chunk,
+    Dropout,
+    Embedding,
+    Head,
+    Into,
+    MlpCore,
+    Norm,
+    Out,
+    set_seed,
+)
+from engine.ops.native import Kernels
+from engine.ops.norm import NormOp
 from engine.parallel.flat import FlatChunk, Weight, weights_of
-from engine.parallel.tensor import ParallelInto, ParallelNorm, ParallelOut, TensorAxis
+from engine.parallel.tensor import ParallelInto, ParallelMlp, ParallelNorm, ParallelOut, TensorAxis
 from engine.parallel.vocab import ParallelEmbedding, ParallelHead
 from engine.spec.model import ModelSpec
 
@@ -37,6 +50,8 @@ class Placement(NamedTuple):
     """Put a tied vocabulary matrix into a buffer of its own (two chunks use it)."""
     tied: FlatChunk | None = None
     """That buffer, if a chunk on this rank has made it already."""
+    kernels: Kernels | None = None
+    """Native operators, if they were chosen."""
 
 
 class ParallelChunk(NamedTuple):
@@ -65,7 +80,7 @@ def parallelize(
         weights[shared[0]] = place.tied.weights[0]
     elif shared:
         tied = _buffer([weights[shared[0]]], spec, place)
-    _swap(chunk, weights, axis)
+    _swap(chunk, weights, axis, place.kernels)
     set_seed(chunk, place.seed)
     begin, _ = axis.local_sequence(spec.seq)
     for module in chunk.modules():
@@ -93,22 +108,29 @@ def _partition(
     return own, list(apart)
 
 
-def _swap(module: nn.Module, weights: dict[int, Weight], axis: TensorAxis) -> None:
+def _swap(
+    module: nn.Module, weights: dict[int, Weight], axis: TensorAxis, kernels: Kernels | None
+) -> None:
     """Replace every known module below `module` by its twin."""
     for name, child in module.named_children():
-        twin = _twin(child, weights, axis)
+        twin = _twin(child, weights, axis, kernels)
         if twin is None:
-            _swap(child, weights, axis)
+            _swap(child, weights, axis, kernels)
         else:
             setattr(module, name, twin)
 
 
-def _twin(module: nn.Module, weights: dict[int, Weight], axis: TensorAxis) -> nn.Module | None:
+def _twin(
+    module: nn.Module, weights: dict[int, Weight], axis: TensorAxis, kernels: Kernels | None
+) -> nn.Module | None:
     def find(tensor: nn.Parameter | None) -> Weight | None:
         return None if tensor is None else weights[id(tensor)]
 
     if isinstance(module, Norm):
-        return ParallelNorm(module.kind, module.eps, weights[id(module.weight)], find(module.bias))
+        op = NormOp(module.kind, module.eps, kernels)
+        return ParallelNorm(op, weights[id(module.weight)], find(module.bias))
+    if isinstance(module, MlpCore):
+        return ParallelMlp(kernels)
     if isinstance(module, Into | Out):
         parts = [getattr(module, part) for part in module.names]
         matrices = [weights[id(part.weight)] for part in parts]
@@ -119,7 +141,7 @@ def _twin(module: nn.Module, weights: dict[int, Weight], axis: TensorAxis) -> nn
         weight, position = weights[id(module.weight)], find(module.position)
         return ParallelEmbedding(weight, position, module.drop, axis)
     if isinstance(module, Head):
-        norm = _twin(module.norm, weights, axis)
+        norm = _twin(module.norm, weights, axis, kernels)
         assert isinstance(norm, ParallelNorm), "the head's norm has a twin"
-        return ParallelHead(norm, weights[id(module.weight)], axis)
+        return ParallelHead(norm, weights[id(module.weight)], axis, kernels)
     return None

@@ -9,7 +9,7 @@ micro-batch), so the twins are autograd functions over activations only.
 Shapes as in the model; t marks a dimension divided by the tensor-parallel degree.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,9 @@ from torch.autograd import Function
 
 from engine.comm.collectives import Group, Work, all_gather, all_reduce, reduce_scatter
 from engine.events.writer import EventWriter
+from engine.ops.activation import gelu, swiglu
+from engine.ops.native import Kernels
+from engine.ops.norm import NormOp, Saved
 from engine.parallel.chunked import Chunker, Pending
 from engine.parallel.flat import Weight
 
@@ -126,6 +129,19 @@ class TensorAxis:
             work.wait()
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Neighbouring columns [s, b, ...] as one dense matrix; no copy if they lie so in memory."""
+    first, cols = parts[0], sum(part.shape[-1] for part in parts)
+    s, b = first.shape[:2]
+    place, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    for part in parts:
+        apart = part.data_ptr() != place or part.untyped_storage().data_ptr() != storage
+        if apart or part.stride() != (b * cols, cols, 1):
+            return torch.cat(tuple(parts), -1)
+        place += part.shape[-1] * part.element_size()
+    return first.as_strided((s, b, cols), (b * cols, cols, 1))
+
+
 def add_outer(grad: Tensor, dy: Tensor, x: Tensor) -> None:
     """Add dy [tokens, out]^T x [tokens, in] to grad [out, in]; no temporary if dtypes agree."""
     if grad.dtype == x.dtype:
@@ -165,24 +181,24 @@ class ParallelInto(nn.Module):
 
     def forward(self, x_sbh: Tensor) -> list[Tensor]:
         """One output [s, b, size / t] per projection."""
-        out = _Into.apply(x_sbh, self)
-        return list(out.split(self.sizes, -1)) if len(self.sizes) > 1 else [out]
+        return list(_Into.apply(x_sbh, self))
 
 
 class _Into(Function):
     @staticmethod
-    def forward(ctx: Any, x_sbh: Tensor, op: ParallelInto) -> Tensor:
+    def forward(ctx: Any, x_sbh: Tensor, op: ParallelInto) -> tuple[Tensor, ...]:
         (out,), whole = op.axis.enter_matmul(x_sbh, [op.matrix().t()])
         bias = op.vector()
         ctx.op = op
         ctx.save_for_backward(whole)
-        return out if bias is None else out.add_(bias)
+        out = out if bias is None else out.add_(bias)
+        return out.split(op.sizes, -1)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor, None]:
         op: ParallelInto = ctx.op
         (whole,) = ctx.saved_tensors
-        dy = dy.contiguous()
+        dy = joined(dys)
         dx, pending = op.axis.start_leave_matmul([(dy, op.matrix())])
         flat_dy = dy.flatten(0, 1)  # the weight gradient runs while dx travels
         op.axis.weight_gradient(
@@ -242,61 +258,40 @@ def _add_weight(weight: Weight, flat_dy: Tensor, x: Tensor) -> None:
 class ParallelNorm(nn.Module):
     """LayerNorm or RMSNorm on the part of the sequence that this rank holds."""
 
-    def __init__(self, kind: str, eps: float, weight: Weight, bias: Weight | None) -> None:
+    def __init__(self, op: NormOp, weight: Weight, bias: Weight | None) -> None:
         super().__init__()
-        self.kind, self.eps, self.weight, self.bias = kind, eps, weight, bias
+        self.op, self.weight, self.bias = op, weight, bias
 
     def forward(self, x_sbh: Tensor) -> Tensor:
         """Normalise each token."""
-        return (_RmsNorm if self.kind == "rmsnorm" else _LayerNorm).apply(x_sbh, self)
+        return _Norm.apply(x_sbh, self)
 
 
-class _LayerNorm(Function):
+class _Norm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, op: ParallelNorm) -> Tensor:
-        bias = None if op.bias is None else op.bias.data
-        y, mean, rstd = torch.ops.aten.native_layer_norm(
-            x, list(op.weight.shape), op.weight.data, bias, op.eps
-        )
-        ctx.op = op
-        ctx.save_for_backward(x, mean, rstd)
+    def forward(ctx: Any, x: Tensor, norm: ParallelNorm) -> Tensor:
+        bias = None if norm.bias is None else norm.bias.data
+        y, saved = norm.op.forward(x, norm.weight.data, bias)
+        ctx.norm = norm
+        ctx.save_for_backward(*saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        op: ParallelNorm = ctx.op
-        x, mean, rstd = ctx.saved_tensors
-        bias = None if op.bias is None else op.bias.data
-        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-            dy.contiguous(), x, list(op.weight.shape), mean, rstd, op.weight.data, bias,
-            [True, True, bias is not None],
-        )  # fmt: skip
-        op.weight.grad.add_(dweight)
-        if op.bias is not None:
-            op.bias.grad.add_(dbias)
-        return dx, None
+        norm: ParallelNorm = ctx.norm
+        into = (norm.weight.grad, None if norm.bias is None else norm.bias.grad)
+        return norm.op.backward(dy, Saved(*ctx.saved_tensors), norm.weight.data, into), None
 
 
-class _RmsNorm(Function):
-    """y = x / sqrt(mean(x^2) + eps) * w, in fp32 at least."""
+class ParallelMlp(nn.Module):
+    """The MLP's non-linearity in the form that was chosen; works on any part of the features."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, op: ParallelNorm) -> Tensor:
-        wide = x.float() if x.dtype.itemsize < 4 else x
-        power = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-        rstd = power.div_(x.shape[-1]).add_(op.eps).rsqrt_()
-        ctx.op = op
-        ctx.save_for_backward(x, rstd)
-        return (wide * rstd).to(x.dtype).mul_(op.weight.data)
+    def __init__(self, kernels: Kernels | None) -> None:
+        super().__init__()
+        self.kernels = kernels
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        op: ParallelNorm = ctx.op
-        x, rstd = ctx.saved_tensors
-        wide = x.float() if x.dtype.itemsize < 4 else x
-        normed = wide * rstd
-        product = dy * normed
-        op.weight.grad.add_(product.flatten(0, -2).sum(0))
-        mean = (product @ op.weight.data.to(product.dtype)).div_(x.shape[-1]).unsqueeze(-1)
-        dx = (dy * op.weight.data).to(wide.dtype).addcmul_(normed, mean, value=-1.0).mul_(rstd)
-        return dx.to(x.dtype), None
+    def forward(self, up: Tensor, gate: Tensor | None = None) -> Tensor:
+        """GeLU (tanh form) of `up`, or SwiGLU with a gate."""
+        if gate is None:
+            return gelu(up, kernels=self.kernels)
+        return swiglu(gate, up, kernels=self.kernels)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from engine.model.transformer import Dropout, MicroBatch
+from engine.ops.cross_entropy import Stats, agree, gradient_, local_stats
+from engine.ops.native import Kernels
 from engine.parallel.flat import Weight
 from engine.parallel.tensor import ParallelNorm, TensorAxis, add_outer
 
@@ -66,9 +68,11 @@ class _Embedding(Function):
 class ParallelHead(nn.Module):
     """Final norm, this rank's rows of the output matrix, summed cross-entropy."""
 
-    def __init__(self, norm: ParallelNorm, weight: Weight, axis: TensorAxis) -> None:
+    def __init__(
+        self, norm: ParallelNorm, weight: Weight, axis: TensorAxis, kernels: Kernels | None
+    ) -> None:
         super().__init__()
-        self.norm, self.weight, self.axis = norm, weight, axis
+        self.norm, self.weight, self.axis, self.kernels = norm, weight, axis, kernels
 
     def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
         """Sum over all tokens of the negative log-likelihood, equal on every rank of the group."""
@@ -80,29 +84,20 @@ class _HeadLoss(Function):
     def forward(ctx: Any, x_sbh: Tensor, targets_sb: Tensor, op: ParallelHead) -> Tensor:
         whole = op.axis.enter(x_sbh).flatten(0, 1)
         logits = whole @ op.weight.data.t()
-        if logits.dtype.itemsize < 4:
-            logits = logits.float()
-        first, stop = op.weight.box[0]
-        targets = targets_sb.flatten()
-        mine = (targets >= first) & (targets < stop)
-        local = (targets - first).masked_fill(~mine, 0)
-        largest = op.axis.sum(logits.amax(-1), "max")
-        logits -= largest.unsqueeze(-1)
-        target = logits.gather(1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
-        probabilities = logits.exp_()
-        total, target = op.axis.sum(torch.stack((probabilities.sum(-1), target)))
-        probabilities /= total.unsqueeze(-1)
-        ctx.op, ctx.shape_sb = op, targets_sb.shape
-        ctx.save_for_backward(whole, probabilities, local, mine)
-        return (total.log() - target).sum()
+        targets, first = targets_sb.flatten(), op.weight.box[0][0]
+        stats = local_stats(logits, targets, first, kernels=op.kernels)
+        if op.axis.size > 1:
+            stats = agree(stats, lambda largest: op.axis.sum(largest, "max"), op.axis.sum)
+        ctx.op, ctx.shape_sb, ctx.first = op, targets_sb.shape, first
+        ctx.save_for_backward(whole, logits, targets, *stats)
+        return stats.losses().sum()
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None, None]:
         op: ParallelHead = ctx.op
-        whole, grad, local, mine = ctx.saved_tensors
-        # softmax - one-hot, in the buffer of the probabilities: nobody else needs them
-        grad.scatter_add_(1, local.unsqueeze(-1), -mine.to(grad.dtype).unsqueeze(-1))
-        grad = (grad.mul_(dloss)).to(whole.dtype)
+        whole, logits, targets, *stats = ctx.saved_tensors
+        # in the buffer of the logits: nobody else needs them
+        grad = gradient_(logits, targets, Stats(*stats), dloss, ctx.first, kernels=op.kernels)
         partial = (grad @ op.weight.data).unflatten(0, ctx.shape_sb)
         dx, pending = op.axis.start_leave(partial)
         op.axis.weight_gradient(lambda: add_outer(op.weight.grad, grad, whole))

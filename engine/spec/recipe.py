@@ -34,9 +34,7 @@ class ScheduleSpec(Noun, frozen=True, kw_only=True):
     """The order of forwards and backwards in the pipeline."""
 
     kind: Annotated[
-        Literal[
-            "auto", "gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v"
-        ],
+        Literal["auto", "gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v"],
         doc("auto: interleaved if vpp > 1, else 1f1b"),
     ] = "auto"
 
@@ -55,7 +53,10 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
 class OptimSpec(Noun, frozen=True, kw_only=True):
     """The optimizer and its learning-rate schedule."""
 
-    name: Annotated[Literal["adamw"], doc("update rule")] = "adamw"
+    name: Annotated[
+        Literal["adamw", "lamb"],
+        doc("update rule; lamb scales each tensor's step by its norm, for large batches"),
+    ] = "adamw"
     lr: Annotated[Positive, doc("peak learning rate")] = 3e-4
     min_lr: Annotated[NonNegative, doc("learning rate at the end of the decay")] = 3e-5
     warmup_steps: Annotated[Size, doc("steps of linear warm-up")] = 0

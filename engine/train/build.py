@@ -8,10 +8,13 @@ from engine.comm.mesh import Mesh
 from engine.device import DTYPES, Device
 from engine.events.writer import EventWriter
 from engine.model.transformer import set_recompute
+from engine.ops.native import Kernels, choose
 from engine.optim.adam import ShardAdamW
+from engine.optim.lamb import ShardLamb
 from engine.parallel.apply import Placement, parallelize
 from engine.parallel.chunked import Chunker
 from engine.parallel.flat import FlatChunk
+from engine.parallel.owners import OwnerSum, parts_of
 from engine.parallel.pipeline import Pipeline, Stage
 from engine.parallel.tensor import TensorAxis
 from engine.parallel.zero import ShardedChunk
@@ -26,7 +29,7 @@ class Unit(NamedTuple):
     """A flat buffer with its sharding and its optimizer."""
 
     shard: ShardedChunk
-    optimizer: ShardAdamW
+    optimizer: ShardAdamW | ShardLamb
 
 
 class Engine(NamedTuple):
@@ -63,9 +66,11 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
         mesh.tp, sequence_parallel=layout.sequence_parallel, events=events,
         chunker=chunker if overlap.tp_pieces > 1 else None,
     )  # fmt: skip
+    dtype = DTYPES[recipe.train.precision]
     place = Placement(
-        dtype=DTYPES[recipe.train.precision], device=device.torch_device, dp=layout.dp,
+        dtype=dtype, device=device.torch_device, dp=layout.dp,
         seed=recipe.seed, share_tied=model.tied and layout.chunks > 1,
+        kernels=choose(recipe.train.ops, device.torch_device, dtype),
     )  # fmt: skip
     chunks, units, tied = {}, {}, None
     for chunk in program.chunks_of(layout.coord(mesh.rank).pp):
@@ -73,9 +78,9 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
         made = parallelize(model, layout.layers_of(chunk, model.layers), ends, axis, place)
         set_recompute(made.module, recipe.train.recompute)
         chunks[chunk] = made.module
-        units[chunk] = _unit(recipe, made.flat, mesh, axis)
+        units[chunk] = _unit(recipe, made.flat, axis, mesh, place.kernels)
         if made.tied is not None:
-            tied = _unit(recipe, made.tied, mesh, axis)
+            tied = _unit(recipe, made.tied, axis, mesh, place.kernels)
             place = place._replace(tied=made.tied)
     begin, end = axis.local_sequence(model.seq)
     stage = Stage(
@@ -87,15 +92,22 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     return Engine(mesh, stage, Pipeline(stage, program), Pipeline(stage, forward), units, tied)
 
 
-def _unit(recipe: Recipe, flat: FlatChunk, mesh: Mesh, axis: TensorAxis) -> Unit:
+def _unit(
+    recipe: Recipe, flat: FlatChunk, axis: TensorAxis, mesh: Mesh, kernels: Kernels | None
+) -> Unit:
     shard = ShardedChunk(flat, mesh, zero=recipe.layout.zero, sum_tp=axis.split_sequence)
+    spec, master = recipe.optimizer, shard.master
+    if spec.name == "lamb":
+        return Unit(
+            shard, ShardLamb(spec, master, parts_of(shard), OwnerSum(shard), kernels=kernels)
+        )
     begin, end = shard.range
     decayed = [
         (max(start, begin) - begin, min(stop, end) - begin)
         for start, stop in flat.decayed()
         if max(start, begin) < min(stop, end)
     ]
-    return Unit(shard, ShardAdamW(recipe.optimizer, shard.master, decayed))
+    return Unit(shard, ShardAdamW(spec, master, decayed, kernels=kernels))
 
 
 def counted_parts(unit: Unit, engine: Engine) -> list[tuple[int, int]]:

@@ -143,7 +143,5 @@ class Trainer:
 
 
 def _apply(unit: Unit, grad: Tensor, factor: float, lr: float, step: int) -> None:
-    if factor < 1.0:
-        grad.mul_(factor)
-    unit.optimizer.step(grad, lr=lr, update=step)
+    unit.optimizer.step(grad, lr=lr, update=step, scale=factor)
     unit.shard.updated()
