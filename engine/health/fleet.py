@@ -19,11 +19,9 @@ from engine.health.pairing import Bisection, Neighbours, Pair
 from engine.health.profile import quantity
 from engine.health.result import ORDER, CheckResult, NodeReport, Status, worst
 from engine.health.suite import Level
-from engine.spec.base import NonNegative, Noun
+from engine.spec.base import NonNegative, Noun, Ratio
 from engine.units import show_bytes, show_seconds
 
-_SHARE_OF_MEDIAN = 0.5
-"""A pair below this share of the round's median is slow: networks of equal nodes spread less."""
 _OUTLIER = 0.8
 _IGNORED_FACTS = ("vbios",)
 Say = Callable[[str], None]
@@ -69,6 +67,8 @@ class Plan(Noun, frozen=True, kw_only=True):
     pairs: bool = True
     bisect: bool = False
     size_bytes: int = 16 << 20
+    slow_share: Ratio = 0.5
+    """A pair below this share of the median of all pairs is slow: equal nodes spread less."""
     timeout_s: float = 5.0
     backend: str = "gloo"
     come_s: float = 60.0
@@ -193,7 +193,7 @@ def _neighbours(
     test = Neighbours(nodes, switch_of)
     rates: list[PairRate] = []
     while pairs := test.next_round():
-        seen = run_groups(fleet, pairs, plan)
+        seen = run_groups(fleet, pairs, plan, known=[r.bytes_per_s for r in rates if r.is_well])
         rates += seen
         test.give({_pair(rate.nodes): rate.is_well for rate in seen})
     found = test.findings()
@@ -250,9 +250,15 @@ def _pair(nodes: tuple[str, ...]) -> Pair:
     return nodes[0], nodes[1]
 
 
-def run_groups(fleet: Fleet, groups: Sequence[tuple[str, ...]], plan: Plan) -> list[PairRate]:
-    """One all-reduce in each group, side by side; slow is what lags behind the round's median."""
-    tasks, of = {}, {}
+def run_groups(
+    fleet: Fleet, groups: Sequence[tuple[str, ...]], plan: Plan, *, known: Sequence[float] = ()
+) -> list[PairRate]:
+    """One all-reduce in each group, side by side.
+
+    Slow is what lags behind the median of this round's groups and of those `known` from before: the
+    last rounds have few pairs, and mostly with suspects.
+    """
+    tasks: dict[str, Task] = {}
     round_id = fleet.new_id("group")
     for number, members in enumerate(groups):
         for node in members:
@@ -264,19 +270,18 @@ def run_groups(fleet: Fleet, groups: Sequence[tuple[str, ...]], plan: Plan) -> l
                 timeout_s=plan.timeout_s,
                 backend="nccl" if plan.backend == "nccl" else "gloo",
             )
-            of[node] = members
     # meeting, warm-up and a collective may each take the whole time-out
     answers = fleet.ask(tasks, 3 * plan.timeout_s + 10)
     rates = [_rate_of(members, answers) for members in groups]
-    well = [r.bytes_per_s for r in rates if r.is_well]
-    floor = _SHARE_OF_MEDIAN * statistics.median(well) if len(well) > 1 else 0.0
+    well = [*known, *(r.bytes_per_s for r in rates if r.is_well)]
+    middle = statistics.median(well) if len(well) > 1 else 0.0
     return [
         r
-        if not r.is_well or r.bytes_per_s >= floor
+        if not r.is_well or r.bytes_per_s >= plan.slow_share * middle
         else msgspec.structs.replace(
             r,
             is_well=False,
-            why=f"{show_bytes(r.bytes_per_s)}/s, others {show_bytes(floor / _SHARE_OF_MEDIAN)}/s",
+            why=f"{show_bytes(r.bytes_per_s)}/s, others {show_bytes(middle)}/s",
         )
         for r in rates
     ]

@@ -2,7 +2,8 @@
 
 Round 1 and 2 test each node with both neighbours under its switch (even pairs, odd pairs). Rounds 3
 and 4 test every node that failed once with two nodes that never failed. Only a node that fails with
-both of these is bad; one that passes with either had a bad link, or a test that failed by chance.
+both of these is bad, or one that fails with three nodes that are not bad themselves: a lossy link
+passes now and then. One that passes with either had a bad link, or a test that failed by chance.
 
 Pure arithmetic: a round is a list of pairs that can run side by side, results are given back.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Pair = tuple[str, str]
+_FLAKY = 3
 
 
 class Findings(NamedTuple):
@@ -91,11 +93,15 @@ class Neighbours:
                 continue
             references = (others | self._passed[node]) & clean
             if self._passed[node]:
-                continue  # passed with someone: the fault is in a link or by chance
+                continue  # passed with someone: a link, chance, or a node that fails now and then
             if len(references) >= 2 or (references and len(clean) == 1):
                 bad.append(node)
             else:
                 unsure.append(node)
+        for node, others in self._failed.items():
+            if node not in bad and len(others - set(bad)) >= _FLAKY:
+                bad.append(node)
+        unsure = [node for node in unsure if node not in bad]
         blamed = set(bad) | set(unsure)
         links = sorted({
             (min(a, b), max(a, b)) for a, others in self._failed.items() for b in others
