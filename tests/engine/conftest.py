@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.world import World
+from bench.ranks import World
 
 
 @pytest.fixture(scope="session")

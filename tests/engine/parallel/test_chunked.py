@@ -2,11 +2,11 @@
 
 import pytest
 
+from bench.ranks import World
 from engine.events.writer import EventWriter
 from engine.parallel.chunked import Chunker
 from tests.engine.parallel.alone import axis_of
 from tests.engine.parallel.twins import on_ranks
-from tests.world import World
 
 TOLERANCE = 1e-12
 

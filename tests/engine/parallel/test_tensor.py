@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from bench.ranks import World
 from engine.parallel.tensor import add_outer
 from tests.engine.parallel.alone import axis_of, batch, chunk_of
 from tests.engine.parallel.twins import SHAPES, errors, numbers, on_ranks, spec_of
-from tests.world import World
 
 TOLERANCE = 1e-12
 

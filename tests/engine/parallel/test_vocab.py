@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bench.ranks import World
 from engine.comm.mesh import build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.events.writer import EventWriter
@@ -13,7 +14,6 @@ from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
 from tests.engine.parallel.alone import axis_of, batch, chunk_of
 from tests.engine.parallel.twins import numbers
-from tests.world import World
 
 SPEC = ModelSpec(layers=1, hidden=8, heads=2, vocab=16, seq=4, tied=False, position="none")
 TOLERANCE = 1e-12

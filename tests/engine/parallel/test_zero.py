@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.ranks import World
 from engine.comm.mesh import build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.model.transformer import Chunk
@@ -15,7 +16,6 @@ from engine.parallel.zero import ShardedChunk
 from engine.spec.layout import Coord, ParallelLayout
 from engine.spec.model import ModelSpec
 from tests.engine.parallel.alone import chunk_of, mesh_of
-from tests.world import World
 
 SPEC = ModelSpec(layers=2, hidden=8, heads=2, vocab=16, seq=4)
 LLAMA = ModelSpec(

@@ -1,106 +1,121 @@
-"""Equality: every layout trains as the plain single-process model does."""
+"""Equality: every layout, schedule and technique trains as the plain single-process model does.
+
+A representative set; `bench/equality.py` runs all. Cases of one number of ranks share a world.
+"""
 
 from typing import Any
 
 import pytest
 
-from tests.parallel_case import reference, worst
-from tests.world import World
+from bench.case import recipe_of, reference, worst
+from bench.ranks import World
 
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-5
 
 pytestmark = pytest.mark.multi
 
-LAYOUTS: list[dict[str, Any]] = [
-    {},
-    {"tp": 2},
-    {"tp": 2, "sequence_parallel": False},
-    {"dp": 2, "zero": 0},
-    {"dp": 2, "zero": 1},
-    {"dp": 2, "zero": 2},
-    {"pp": 2},
-    {"pp": 2, "vpp": 2},
-    {"pp": 4, "vpp": 2},
-    {"tp": 2, "pp": 2, "vpp": 2, "dp": 2},
-    {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": False},
-    {"tp": 4, "dp": 2},
-]
+Case = dict[str, Any]
+
+ALL_AXES: Case = {"tp": 2, "pp": 2, "vpp": 2, "dp": 2}
+LAYOUTS: dict[int, list[Case]] = {
+    1: [{}, {"vpp": 2}],
+    2: [
+        {"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"dp": 2, "zero": 0},
+        {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}, {"pp": 2}, {"pp": 2, "vpp": 2},
+    ],
+    4: [{"pp": 4, "vpp": 2}, {"tp": 2, "pp": 2, "sequence_parallel": False}, {"tp": 2, "dp": 2}],
+    8: [
+        ALL_AXES, {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": False},
+        {"tp": 4, "dp": 2},
+    ],
+}  # fmt: skip
+SCHEDULES: dict[int, list[Case]] = {
+    2: [{"schedule": "zb-v", "layout": {"pp": 2, "vpp": 2}}],
+    4: [
+        {"schedule": "gpipe", "layout": {"pp": 2, "dp": 2}},
+        {"schedule": "breadth-first", "layout": {"pp": 4, "vpp": 2}},
+        {"schedule": "zero-bubble", "layout": {"pp": 4}},
+        {"schedule": "zero-bubble", "layout": {"pp": 2, "vpp": 2, "tp": 2}},
+    ],
+    8: [{"schedule": "zb-v", "layout": {"pp": 4, "vpp": 2, "dp": 2}}],
+}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "block"), [("gpt", "serial"), ("llama", "parallel")], ids=lambda v: str(v)
-)
-def test_layout_equals_the_plain_model(
-    world: World, layout: dict[str, Any], shape: str, block: str
-) -> None:
-    args = {"layout": layout, "shape": shape, "block": block}
-    ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("dp", 1)
-    results = world.run("tests.parallel_case:train", ranks, args)
-    assert worst(reference(args), results[0]) < FLOAT64_TOLERANCE
-    assert all(r == results[0] for r in results), "ranks disagree about the loss"
+def run(world: World, cases: list[Case]) -> list[list[tuple[float, float]]]:
+    """Rank 0's losses and norms of each case; all ranks must agree on them, bit by bit."""
+    ranks = recipe_of(cases[0]).layout.world_size
+    first, *others = world.run("bench.case:train_all", ranks, cases)
+    for other in others:
+        assert other == first, "ranks disagree about the loss"
+    return [[tuple(step) for step in steps] for steps in first]
 
 
-@pytest.mark.parametrize("shape", ["gpt-untied", "gpt-rotary", "window", "dropout"])
-def test_model_variants_equal_the_plain_model(world: World, shape: str) -> None:
-    args = {"layout": {"tp": 2, "pp": 2, "vpp": 2, "dp": 2}, "shape": shape, "micro_batch": 2}
-    results = world.run("tests.parallel_case:train", 8, args)
-    assert worst(reference(args), results[0]) < FLOAT64_TOLERANCE
+def assert_equal_to_the_plain_model(world: World, cases: list[Case], tolerance: float) -> None:
+    compare(cases, run(world, cases), tolerance)
 
 
-def test_float32_stays_within_rounding(world: World) -> None:
-    args = {"layout": {"tp": 2, "pp": 2, "vpp": 2, "dp": 2}, "precision": "fp32"}
-    results = world.run("tests.parallel_case:train", 8, args)
-    assert worst(reference(args), results[0]) < FLOAT32_TOLERANCE
+def compare(cases: list[Case], results: list[list[tuple[float, float]]], tolerance: float) -> None:
+    found = {str(c): worst(reference(c), r) for c, r in zip(cases, results, strict=True)}
+    assert all(error < tolerance for error in found.values()), found
 
 
-def test_the_same_layout_twice_is_bitwise_equal_overlap_on_or_off(world: World) -> None:
-    args = {"layout": {"tp": 2, "pp": 2, "vpp": 2, "dp": 2}, "precision": "fp32"}
-    first = world.run("tests.parallel_case:train", 8, args)
-    again = world.run("tests.parallel_case:train", 8, args)
-    coupled = world.run("tests.parallel_case:train", 8, args | {"overlap": False})
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_layouts_equal_the_plain_model(world: World, ranks: int) -> None:
+    shapes: list[Case] = [
+        {"shape": "gpt", "block": "serial"}, {"shape": "llama", "block": "parallel"},
+    ]  # fmt: skip
+    cases = [{"layout": layout, **shape} for layout in LAYOUTS[ranks] for shape in shapes]
+    assert_equal_to_the_plain_model(world, cases, FLOAT64_TOLERANCE)
+
+
+@pytest.mark.parametrize("ranks", SCHEDULES)
+def test_schedules_equal_the_plain_model(world: World, ranks: int) -> None:
+    cases = [c | {"shape": shape} for c in SCHEDULES[ranks] for shape in ("gpt", "gpt-untied")]
+    assert_equal_to_the_plain_model(world, cases, FLOAT64_TOLERANCE)
+
+
+def test_model_variants_equal_the_plain_model(world: World) -> None:
+    shapes = ("gpt-untied", "gpt-rotary", "window", "dropout")
+    cases = [{"layout": ALL_AXES, "shape": shape} for shape in shapes]
+    assert_equal_to_the_plain_model(world, cases, FLOAT64_TOLERANCE)
+
+
+def test_float32_stays_within_rounding_and_is_bitwise_repeatable(world: World) -> None:
+    """The same layout twice, and with nothing overlapped, gives the same bits."""
+    case = {"layout": ALL_AXES, "precision": "fp32"}
+    first, again, coupled = run(world, [case, case, case | {"overlap": False}])
+    compare([case], [first], FLOAT32_TOLERANCE)
     assert first == again
     assert first == coupled
 
 
-@pytest.mark.parametrize("shape", ["gpt", "gpt-untied"])
-@pytest.mark.parametrize(
-    ("kind", "layout"),
-    [
-        ("gpipe", {"pp": 2, "dp": 2}),
-        ("zero-bubble", {"pp": 4}),
-        ("zero-bubble", {"pp": 2, "vpp": 2, "tp": 2}),
-        ("zb-v", {"pp": 2, "vpp": 2}),
-        ("zb-v", {"pp": 4, "vpp": 2, "dp": 2}),
-    ],
-    ids=str,
-)
-def test_schedules_equal_the_plain_model(
-    world: World, kind: str, layout: dict[str, Any], shape: str
-) -> None:
-    args = {"layout": layout, "schedule": kind, "shape": shape}
-    ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("dp", 1)
-    results = world.run("tests.parallel_case:train", ranks, args)
-    assert worst(reference(args), results[0]) < FLOAT64_TOLERANCE
-
-
-@pytest.mark.parametrize("shape", ["gpt", "llama"])
-@pytest.mark.parametrize("block", ["serial", "parallel"])
 def test_chunked_tensor_parallel_equals_the_plain_model_and_itself_without_overlap(
-    world: World, shape: str, block: str
+    world: World,
 ) -> None:
-    layout = {"tp": 2, "pp": 2, "vpp": 2}
-    args = {"layout": layout, "shape": shape, "block": block, "tp_pieces": 4}
-    ahead = world.run("tests.parallel_case:train", 4, args)
-    assert worst(reference(args), ahead[0]) < FLOAT64_TOLERANCE
-    assert ahead == world.run("tests.parallel_case:train", 4, args | {"overlap": False})
+    shapes = [(shape, block) for shape in ("gpt", "llama") for block in ("serial", "parallel")]
+    cases = [
+        {"layout": {"tp": 2}, "shape": shape, "block": block, "tp_pieces": 2}
+        for shape, block in shapes
+    ]
+    results = run(world, [*cases, *(case | {"overlap": False} for case in cases)])
+    compare(cases, results[: len(cases)], FLOAT64_TOLERANCE)
+    assert results[: len(cases)] == results[len(cases) :]
+    everything = {"layout": {"tp": 2, "pp": 2}, "tp_pieces": 4}
+    assert_equal_to_the_plain_model(world, [everything], FLOAT64_TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("kind", ["interleaved", "zb-v"])
-def test_recomputation_changes_nothing(world: World, recompute: str, kind: str) -> None:
-    layout = {"tp": 2, "pp": 2, "vpp": 2}
-    args = {"layout": layout, "shape": "dropout", "block": "parallel", "schedule": kind}
-    kept = world.run("tests.parallel_case:train", 4, args)
-    assert kept == world.run("tests.parallel_case:train", 4, args | {"recompute": recompute})
+def test_recomputation_changes_nothing(world: World, kind: str) -> None:
+    layout = {"pp": 2, "vpp": 2}
+    case = {"layout": layout, "shape": "dropout", "block": "parallel", "schedule": kind}
+    modes = ("none", "selective", "full")
+    kept, *recomputed = run(world, [case | {"recompute": mode} for mode in modes])
+    assert recomputed == [kept, kept]
+
+
+def test_recomputation_changes_nothing_under_tensor_parallelism(world: World) -> None:
+    case = {"layout": {"tp": 2}, "shape": "dropout"}
+    modes = ("none", "selective", "full")
+    kept, *recomputed = run(world, [case | {"recompute": mode} for mode in modes])
+    assert recomputed == [kept, kept]

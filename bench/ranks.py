@@ -1,4 +1,4 @@
-"""Run a function on several ranks, forked from one warm nursery as the product forks them.
+"""Run a function on several ranks, forked from one warm nursery as the product does it.
 
 `World.run("module:function", ranks, args)` calls `function(rank, meet, args)` on every rank and
 returns what they return, in order of rank. Arguments and results are JSON.
@@ -32,7 +32,7 @@ class World:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.job.nursery", str(theirs.fileno()), "tests.world:body"],
+            [sys.executable, "-m", "engine.job.nursery", str(theirs.fileno()), "bench.ranks:body"],
             pass_fds=[theirs.fileno()],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -40,12 +40,15 @@ class World:
         )
         theirs.close()
         self._buffer = b""
-        self._wait("ready", 1, deadline_s=120)
+        self._collect("ready", [], 1, deadline_s=120)
 
     def run(
         self, function: str, ranks: int, args: Any = None, *, deadline_s: float = 120
     ) -> list[Any]:
-        """Results of all ranks; AssertionError with the failing rank's log if one fails."""
+        """Results of all ranks; AssertionError with the failing rank's log if one fails.
+
+        A rank that leaves by `os._exit(0)` has the result None.
+        """
         with tempfile.TemporaryDirectory() as folder, listening_socket("127.0.0.1", 0) as meet:
             Path(folder, "case.json").write_text(json.dumps({"function": function, "args": args}))
             task = RankTask(
@@ -53,22 +56,31 @@ class World:
             )
             start = msgspec.json.encode(Start(ranks=tuple(range(ranks)), task=task))
             socket.send_fds(self._control, [start + b"\n"], [meet.fileno()])
+            ended: list[Report] = []
             try:
-                ended = self._wait("exit", ranks, deadline_s=deadline_s)
-            finally:
+                self._collect("exit", ended, ranks, deadline_s=deadline_s)
+            finally:  # what is left of this run must not reach into the next one
                 kill = msgspec.json.encode(Signal(signal=9))
                 self._control.sendall(kill + b"\n")
-            for report in ended:
+                failed = [report for report in ended if report.code]
+                self._collect("exit", ended, ranks, deadline_s=20, to_the_end=True)
+            for report in failed:
                 log = Path(folder, "log", f"rank-{report.rank:05d}.log").read_text()
-                assert report.code == 0, f"rank {report.rank} ended with {report.code}:\n{log}"
-            return [
-                json.loads(Path(folder, f"result-{rank}.json").read_text()) for rank in range(ranks)
-            ]
+                raise AssertionError(f"rank {report.rank} ended with {report.code}:\n{log}")
+            return [_result(Path(folder, f"result-{rank}.json")) for rank in range(ranks)]
 
-    def _wait(self, event: str, count: int, *, deadline_s: float) -> list[Report]:
-        found: list[Report] = []
+    def _collect(
+        self,
+        event: str,
+        found: list[Report],
+        count: int,
+        *,
+        deadline_s: float,
+        to_the_end: bool = False,
+    ) -> None:
+        """Gather reports of a kind until there are `count`, or one of a failure."""
         end = time.monotonic() + deadline_s
-        while len(found) < count:
+        while len(found) < count and (to_the_end or not any(r.code for r in found)):
             self._control.settimeout(max(0.01, end - time.monotonic()))
             data = self._control.recv(1 << 16)
             assert data, "the nursery ended"
@@ -76,14 +88,15 @@ class World:
             *lines, self._buffer = self._buffer.split(b"\n")
             reports = [msgspec.json.decode(line, type=Report) for line in lines]
             found += [r for r in reports if r.event == event]
-            if event == "exit" and any(r.code for r in found):
-                return sorted(found, key=lambda r: r.code == 0)
-        return found
 
     def close(self) -> None:
         """End the nursery."""
         self._control.close()
         self._process.wait(timeout=20)
+
+
+def _result(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def body(rank: int, task: RankTask, listen_fd: int) -> int:

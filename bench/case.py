@@ -1,10 +1,13 @@
 """One small training problem, run by the plain model and by the engine under any layout."""
 
+import functools
+import json
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from engine.comm.mesh import build_mesh
+from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import DTYPES, CpuDevice
 from engine.events.writer import EventWriter
@@ -17,7 +20,7 @@ from engine.train.build import build_engine, seed_everything, step_program
 from engine.train.trainer import Trainer
 
 STEPS = 10
-GLOBAL_BATCH = 16
+GLOBAL_BATCH = 8
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "gpt-untied": {"tied": False},
@@ -32,15 +35,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(args: dict[str, Any]) -> Recipe:
-    """args: layout, shape, block, precision, overlap; sizes divide any layout of up to 8 ranks."""
-    model = {"layers": 16, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
-    model |= {"layers": args.get("layers", 8)} | SHAPES[args.get("shape", "gpt")]
+    """A recipe whose sizes divide any layout of up to 8 ranks.
+
+    args: layout, shape, block, layers, schedule, precision, micro_batch, overlap, tp_pieces,
+    recompute. Layers and micro-batches are as few as the layout allows, layers at least two.
+    """
+    layout = ParallelLayout(**args.get("layout", {}))
+    model: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
+    model |= {"layers": args.get("layers", max(2, layout.chunks))}
+    model |= SHAPES[args.get("shape", "gpt")]
     overlap = args.get("overlap", True)
     return Recipe(
         name="case", seed=7,
         model=ModelSpec(block=args.get("block", "serial"), **model),
-        batch=BatchSpec(global_batch=GLOBAL_BATCH, micro_batch=args.get("micro_batch", 1)),
-        layout=ParallelLayout(**args.get("layout", {})),
+        batch=BatchSpec(
+            global_batch=GLOBAL_BATCH,
+            micro_batch=args.get("micro_batch", 2 if layout.dp * layout.pp <= 4 else 1),
+        ),
+        layout=layout,
         schedule=ScheduleSpec(kind=args.get("schedule", "auto")),
         overlap=OverlapSpec(
             tp=overlap, pp=overlap, dp=overlap, tp_pieces=args.get("tp_pieces", 1)
@@ -62,7 +74,7 @@ def sample(number: int, recipe: Recipe) -> torch.Tensor:
 
 
 def micro_batches(recipe: Recipe, step: int, replica: int) -> list[MicroBatch]:
-    """This replica's part of a step, the same samples under every layout."""
+    """A replica's part of a step, the same samples under every layout."""
     count, size = recipe.batch.microbatches(recipe.layout), recipe.batch.micro_batch
     made = []
     for m in range(count):
@@ -79,7 +91,18 @@ def micro_batches(recipe: Recipe, step: int, replica: int) -> list[MicroBatch]:
 
 def reference(args: dict[str, Any]) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step, by the plain model, autograd and torch.optim.AdamW."""
-    recipe = recipe_of(args | {"layout": {}})
+    layers = recipe_of(args).model.layers
+    alone = {key: value for key, value in args.items() if key in _MATTERS} | {"layers": layers}
+    return _reference(json.dumps(alone, sort_keys=True))
+
+
+_MATTERS = ("shape", "block", "precision")
+"""What the numbers of a case depend on; everything else must not matter."""
+
+
+@functools.cache
+def _reference(key: str) -> list[tuple[float, float]]:
+    recipe = recipe_of(json.loads(key))
     spec = recipe.optimizer
     model = whole_model(recipe.model, seed=recipe.seed, dtype=DTYPES[recipe.train.precision])
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -107,24 +130,62 @@ def reference(args: dict[str, Any]) -> list[tuple[float, float]]:
     return results
 
 
-def train(rank: int, meet: Rendezvous, args: dict[str, Any]) -> list[tuple[float, float]]:
-    """The same steps by the engine, as one rank."""
-    recipe = recipe_of(args)
-    layout = recipe.layout
-    torch.set_num_threads(1)
-    seed_everything(recipe)
-    start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=60)
-    program = step_program(recipe)
-    last = program.stage_of(program.chunks - 1)
-    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=60, last_stage=last)
-    events = EventWriter(None, rank)
-    trainer = Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
-    replica = layout.coord(rank).dp
+class Ranks:
+    """One rank of a started world; makes the mesh of a layout once."""
+
+    def __init__(self, rank: int, meet: Rendezvous, world: int) -> None:
+        self.rank = rank
+        self._meshes: dict[tuple[int, ...], Mesh] = {}
+        torch.set_num_threads(1)
+        start_world(rank, world, meet, backend="gloo", timeout_s=60)
+
+    def trainer(self, args: dict[str, Any]) -> Trainer:
+        """The trainer of a case on this rank."""
+        recipe = recipe_of(args)
+        seed_everything(recipe)
+        program = step_program(recipe)
+        last = program.stage_of(program.chunks - 1)
+        layout = recipe.layout
+        key = (layout.tp, layout.dp, layout.pp, last)
+        if key not in self._meshes:
+            made = build_mesh(layout, self.rank, backend="gloo", timeout_s=60, last_stage=last)
+            self._meshes[key] = made
+            # torch names a group by its ranks and the number of groups its members have: keep
+            # that number the same on all ranks, or the groups of the next mesh never meet
+            for _ in range(6 - sum(g.size > 1 for g in made[3:])):
+                dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
+        mesh = self._meshes[key]._replace(layout=layout)
+        events = EventWriter(None, self.rank)
+        return Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
+
+
+def run_steps(trainer: Trainer, first: int, stop: int) -> list[tuple[float, float]]:
+    """Loss and gradient norm of some steps."""
+    recipe, mesh = trainer.recipe, trainer.engine.mesh
+    replica = recipe.layout.coord(mesh.rank).dp
     results = [
-        trainer.step(step, lambda s: micro_batches(recipe, s, replica)) for step in range(STEPS)
+        trainer.step(step, lambda s: micro_batches(recipe, s, replica))
+        for step in range(first, stop)
     ]
-    end_world()
     return [(r.loss, r.grad_norm) for r in results]
+
+
+def train(rank: int, meet: Rendezvous, args: dict[str, Any]) -> list[tuple[float, float]]:
+    """The reference's steps by the engine, as one rank."""
+    ranks = Ranks(rank, meet, recipe_of(args).layout.world_size)
+    results = run_steps(ranks.trainer(args), 0, STEPS)
+    end_world()
+    return results
+
+
+def train_all(
+    rank: int, meet: Rendezvous, cases: list[dict[str, Any]]
+) -> list[list[tuple[float, float]]]:
+    """Several cases of one number of ranks, one after the other in one world."""
+    ranks = Ranks(rank, meet, recipe_of(cases[0]).layout.world_size)
+    results = [run_steps(ranks.trainer(args), 0, STEPS) for args in cases]
+    end_world()
+    return results
 
 
 def worst(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
