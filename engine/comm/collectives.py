@@ -28,7 +28,7 @@ class Group:
     index: int
     handle: dist.ProcessGroup | None
     tickets: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
-    """Numbers for exchanges; all members draw in the same order, so both ends of a message agree."""
+    """Numbers of exchanges; members draw in one order, so both ends of a message agree."""
 
     @property
     def size(self) -> int:

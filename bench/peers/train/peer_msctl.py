@@ -61,7 +61,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", 0))
     recipe = recipe_of(a, w)
     layout = recipe.layout
-    meet = Rendezvous(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 29500)) + 1)
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    meet = Rendezvous(host, int(os.environ.get("MASTER_PORT", 29500)) + 1)
     start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=120)
     program = step_program(recipe)
     last = program.stage_of(program.chunks - 1)
