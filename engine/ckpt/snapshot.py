@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.ckpt.manifest import ITEM_BYTES
@@ -55,3 +57,10 @@ def host_view(tensor: torch.Tensor) -> memoryview:
     if host.numel() == 0:
         return memoryview(b"")
     return host.view(torch.uint8).numpy().data
+
+
+def from_host(tensor: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
+    """Copy bytes in host memory into a 1-D contiguous tensor of that size."""
+    if len(data):
+        host = torch.from_numpy(data.copy()).view(tensor.dtype)
+        tensor.detach().copy_(host)

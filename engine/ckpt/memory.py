@@ -1,0 +1,124 @@
+"""Restart from the snapshots that a dead run left in this node's memory, without the store.
+
+The spool outlives the ranks. If every rank finds all its pieces in some snapshot of one step, cut
+as it needs them, the state is copied from there; otherwise the store is read. What was flushed
+since is checked against its digests first (paper 4.4: recovery in seconds).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.ckpt.arena import Spool, Ticket, map_slot
+from engine.ckpt.arena import spool_folder as default_spool
+from engine.ckpt.digest import ChunkDigests
+from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.piece import Piece
+from engine.ckpt.save import Gather
+
+logger = logging.getLogger(__name__)
+
+_Key = tuple[str, str, tuple[tuple[int, int], ...], tuple[int, int]]
+
+
+class _Place(NamedTuple):
+    """Where a piece lies in memory."""
+
+    ticket: Ticket
+    rank: int
+    slot: int
+    offset: int
+    dtype: str
+
+
+def load_from_memory(
+    root: str | Path, pieces: Sequence[Piece], *, gather: Gather, spool: Path | None = None
+) -> CheckpointMeta | None:
+    """Fill the pieces from the newest snapshot that all ranks have whole; None if there is none.
+
+    Called by all ranks together, before a TwoStage of the new run takes the arena.
+    """
+    where = str(root if "://" in str(root) else Path(root).absolute())
+    folder = spool or default_spool(where)
+    found = _snapshots(Spool(folder)) if folder.is_dir() else {}
+    mine = [name for name, places in found.items() if _usable(Spool(folder), places, pieces)]
+    every = [msgspec.json.decode(_bytes(m), type=list[str]) for m in gather(_encode(mine))]
+    common = set(mine).intersection(*every)
+    if not common:
+        return None
+    newest = max(common, key=lambda name: next(iter(found[name].values())).ticket.step)
+    for piece in pieces:
+        _copy(Spool(folder), found[newest][_key(piece)], piece)
+    meta = next(iter(found[newest].values())).ticket.meta
+    logger.info("step %d restored from memory", meta.step)
+    return meta
+
+
+def _snapshots(spool: Spool) -> dict[str, dict[_Key, _Place]]:
+    """By checkpoint folder name: every piece that some rank of this node holds in memory."""
+    found: dict[str, dict[_Key, _Place]] = {}
+    for rank, slot in spool.tickets():
+        ticket = spool.ticket(rank, slot)
+        if ticket is None:
+            continue
+        places = found.setdefault(ticket.folder, {})
+        for held in ticket.part.tensors:
+            place = _Place(ticket, rank, slot, held.offset, held.dtype)
+            places[held.name, held.slot, held.box, held.flat] = place
+    return found
+
+
+def _usable(spool: Spool, places: dict[_Key, _Place], pieces: Sequence[Piece]) -> bool:
+    from engine.ckpt.snapshot import DTYPES
+
+    used = {}
+    for piece in pieces:
+        place = places.get(_key(piece))
+        if place is None or place.dtype != DTYPES.get(piece.tensor.dtype):
+            return False
+        used[place.rank, place.slot] = place.ticket
+    return all(_intact(spool, rank, slot, ticket) for (rank, slot), ticket in used.items())
+
+
+def _intact(spool: Spool, rank: int, slot: int, ticket: Ticket) -> bool:
+    file = ticket.part.file
+    if file is None:
+        return False
+    if ticket.state == "pending":
+        return True
+    digests = ChunkDigests(file.chunk_bytes)
+    with memoryview(map_slot(spool.image(rank, slot), file.bytes, create=False)) as memory:
+        digests.update(memory[: file.bytes])
+    if digests.finish() == file.digests:
+        return True
+    logger.warning("snapshot of step %d in memory is damaged and not used", ticket.step)
+    return False
+
+
+def _copy(spool: Spool, place: _Place, piece: Piece) -> None:
+    from engine.ckpt.snapshot import from_host
+
+    file = place.ticket.part.file
+    assert file is not None, "checked by _intact"
+    memory = map_slot(spool.image(place.rank, place.slot), file.bytes, create=False)
+    size = piece.region.size * piece.tensor.element_size()
+    from_host(piece.tensor, np.frombuffer(memory, np.uint8, size, place.offset))
+
+
+def _key(piece: Piece) -> _Key:
+    return piece.name, piece.slot, tuple(piece.box), piece.flat
+
+
+def _encode(names: list[str]) -> bytes:
+    return msgspec.json.encode(names)
+
+
+def _bytes(item: object) -> bytes:
+    assert isinstance(item, bytes), "gather returns what it was given"
+    return item
