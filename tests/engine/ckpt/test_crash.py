@@ -20,6 +20,7 @@ from tests.engine.ckpt.faulty import FAULTS, FaultyStore, Killed, judge
 from tests.engine.ckpt.state import Ranks, dense, pieces_of, save
 
 WORLD = 2
+MARKED = [pytest.param(f, marks=[pytest.mark.slow] * (f in ("half", "after"))) for f in FAULTS]
 OPTIONS = FlushOptions(threads=1, retry_first_s=0.001)
 
 
@@ -38,7 +39,7 @@ def sweep(run, tmp_path, fault):
     assert points >= 4, "the sweep must have had something to break"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", MARKED)
 def test_a_save_in_step_survives_every_fault(tmp_path, monkeypatch, fault):
     def run(root, at):
         save(root, 1, 1, WORLD, dense(torch.float32, 1))
@@ -94,7 +95,7 @@ def flush(spool, root, store):
     return {flusher.status.committed_step} - {-1}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", MARKED)
 def test_a_killed_flusher_finishes_after_restart(tmp_path, monkeypatch, fault):
     def run(root, at):
         spool = tmp_path / uuid.uuid4().hex
@@ -110,7 +111,7 @@ def test_a_killed_flusher_finishes_after_restart(tmp_path, monkeypatch, fault):
     sweep(run, tmp_path, fault)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", MARKED)
 def test_a_killed_prune_leaves_enough(tmp_path, monkeypatch, fault):
     def run(root, at):
         for step in (1, 2, 3):
