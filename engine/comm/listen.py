@@ -1,5 +1,6 @@
 """Open the socket at which ranks will meet; torch-free, so that the driver can do it."""
 
+import errno
 import socket
 
 from engine.errors import MissingError
@@ -15,8 +16,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
         made.listen(4096)
     except OSError as error:
         made.close()
+        reason = error.strerror or error
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise MissingError(
+                f"train.host = {host}: not an address of this machine: {reason}",
+                remedy="set train.host to an address of this machine, e.g. 127.0.0.1",
+            ) from error
         raise MissingError(
-            f"train.port = {port}: cannot listen on {host}:{port}: {error.strerror or error}",
+            f"train.port = {port}: cannot listen on {host}:{port}: {reason}",
             remedy="set train.port = 0 to take a free port, or end the program that holds it",
         ) from error
     made.set_inheritable(True)
