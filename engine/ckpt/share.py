@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from engine.ckpt.piece import Piece
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Share:
 
     index: int
     size: int
-    broadcast: Callable[[Tensor, int], None]
+    broadcast: Callable[[Any, int], None]
 
 
 def split_pieces(pieces: Sequence[Piece], size: int) -> list[list[Piece]]:
