@@ -75,7 +75,7 @@ def agent(index, hello):
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
         os.environ["GLOO_SOCKET_IFNAME"] = "veth0"
-        serve(hello, f"n{index:02d}")
+        serve(hello, f"n{index:02d}", os.environ)
     except BaseException as error:
         sys.stderr.write(f"agent {index}: {error!r}\n")
     os._exit(0)
@@ -95,7 +95,7 @@ def once(count, healthy, rng):
                 sh(f"ip link set vchk{dead} down")
             start = time.monotonic()
             plan = Plan(
-                only=("host.shm",), check_s=6, timeout_s=4, size_bytes=2 << 20, slow_share=0.2
+                only=("host.shm",), check_s=15, timeout_s=4, size_bytes=2 << 20, slow_share=0.2
             )
             found = check_fleet(fleet, nodes, plan)
             seconds = time.monotonic() - start

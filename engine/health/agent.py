@@ -1,19 +1,17 @@
-"""The node's side of a check of many nodes: `python -m engine.health.agent`.
+"""The node's side of a check of many nodes; `msctl/agent.py` is its executable.
 
-Reads one line of JSON (where Redis is, which run, what this node is called) from its standard
-input, so that the password is in no list of processes. Then it takes tasks from its own queue and
-puts results into the run's; it ends when told to, or when nobody has spoken to it for five minutes.
+It takes tasks from its own queue in Redis and puts results into the run's; it ends when told to, or
+when nobody has spoken to it for five minutes.
 """
 
-import os
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from engine.comm.resp import Client, Unreachable, parse_url
+from engine.comm.resp import Client, parse_url
 from engine.errors import EngineError
 from engine.health.node import Wish, visit
 from engine.health.probe import RealProbe
@@ -24,6 +22,7 @@ from engine.spec.base import NonNegative, Noun, Size
 
 _IDLE_S = 300.0
 _SLICE_S = 5.0
+_REPEATS = 8
 
 
 class Hello(Noun, frozen=True, kw_only=True):
@@ -66,11 +65,14 @@ def names(run: str, node: str) -> tuple[str, str, str]:
     return f"{run}/came", f"{run}/todo/{node}", f"{run}/done"
 
 
-def serve(hello: Hello, node: str) -> None:
-    """Come, work until told to end. Unreachable if Redis is lost for a minute."""
+def serve(hello: Hello, node: str, env: Mapping[str, str]) -> None:
+    """Come, work until told to end. Unreachable if Redis is lost for a minute.
+
+    `env` is what a rank on this node would inherit.
+    """
     client = Client(parse_url(hello.redis))
     came, todo, done = names(hello.run, node)
-    client.call(("HSET", came, node, os.getpid()))
+    client.call(("HSET", came, node, "here"))
     spoken = time.monotonic()
     while time.monotonic() - spoken < _IDLE_S:
         reply = client.call(("BLPOP", todo, _SLICE_S), block_s=_SLICE_S)[0]
@@ -80,16 +82,16 @@ def serve(hello: Hello, node: str) -> None:
         task = msgspec.json.decode(reply[1], type=Task)
         if task.kind == "end":
             return
-        result = _node(hello, task, node) if task.kind == "node" else _group(hello, task, node)
+        result = _node(hello, task, node, env) if task.kind == "node" else _group(hello, task, node)
         client.call(("RPUSH", done, msgspec.json.encode(result)))
 
 
-def _node(hello: Hello, task: Task, node: str) -> Done:
+def _node(hello: Hello, task: Task, node: str, env: Mapping[str, str]) -> Done:
     try:
         known = load_profiles(Path(hello.profiles)) if hello.profiles else ()
         wish = Wish(level=task.level, only=task.only, profile=task.profile, profiles=known,
                     redis=hello.redis)  # fmt: skip
-        probe = RealProbe(env=os.environ, node=node)
+        probe = RealProbe(env=env, node=node)
         return Done(node=node, id=task.id, report=visit(probe, wish).report)
     except EngineError as error:
         return Done(node=node, id=task.id, error=f"{error.what}; {error.remedy}")
@@ -108,28 +110,7 @@ def _group(hello: Hello, task: Task, node: str) -> Done:
         store = RedisStore(hello.redis, prefix=prefix, timeout_s=task.timeout_s)
         group = ScratchGroup(store, task.members.index(node), len(task.members),
                              backend=task.backend, timeout_s=task.timeout_s)  # fmt: skip
-        found = measure_all_reduce(group, task.size_bytes)
+        found = measure_all_reduce(group, task.size_bytes, repeats=_REPEATS)
         return Done(node=node, id=task.id, bytes_per_s=found.bytes_per_s, wrong=found.wrong)
     except (EngineError, RuntimeError) as error:
         return Done(node=node, id=task.id, error=str(error).splitlines()[0][:300])
-
-
-def main() -> int:
-    """Read the greeting, serve, and end with 0; with 3 or 5 if that cannot be."""
-    try:
-        hello = msgspec.json.decode(sys.stdin.readline(1 << 16), type=Hello)
-    except msgspec.MsgspecError as error:
-        sys.stderr.write(f"error: not a greeting: {error}\n")
-        return 3
-    env = os.environ
-    node = hello.node or env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or os.uname().nodename
-    try:
-        serve(hello, node)
-    except (Unreachable, EngineError) as error:
-        sys.stderr.write(f"error: {error.what}\n\nhint: {error.remedy}\n")
-        return 5
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ to be exact, so that any wrong bit is a finding and not noise.
 import contextlib
 import multiprocessing
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +41,10 @@ class Measured(NamedTuple):
 def measure_all_reduce(
     group: "ScratchGroup", size_bytes: int, *, repeats: int = _REPEATS
 ) -> Measured:
-    """Bus bandwidth, 2 (n - 1)/n of the bytes over the best time; sums are checked."""
+    """Bus bandwidth, 2 (n - 1)/n of the bytes over the mean time; sums are checked.
+
+    The mean, because a lossy link is fast until it loses something.
+    """
     import torch
 
     count = max(1, size_bytes // 4)
@@ -53,7 +57,7 @@ def measure_all_reduce(
         torch.add(ramp, float(rank), out=data)
         group.all_reduce(data)
 
-    seconds = _best(group, once, repeats)
+    seconds = statistics.fmean(_times(group, once, repeats))
     wrong = "" if torch.equal(data, expected) else _first_wrong(data, expected)
     return Measured(2 * (world - 1) / world * count * 4 / seconds, seconds, wrong)
 
@@ -70,23 +74,23 @@ def measure_all_to_all(
     expected = torch.cat([torch.full((part,), float(of * world + rank)) for of in range(world)])
     data, expected = data.to(group.device), expected.to(group.device)
     out = torch.empty_like(data)
-    seconds = _best(group, lambda: group.all_to_all(out, data), repeats)
+    seconds = min(_times(group, lambda: group.all_to_all(out, data), repeats))
     wrong = "" if torch.equal(out, expected) else _first_wrong(out, expected)
     return Measured((world - 1) * part * 4 / seconds, seconds, wrong)
 
 
-def _best(group: "ScratchGroup", function: Callable[[], None], repeats: int) -> float:
-    """Shortest time of a collective after one warm-up, all ranks starting together."""
+def _times(group: "ScratchGroup", function: Callable[[], None], repeats: int) -> list[float]:
+    """Times of a collective after one warm-up, all ranks starting together."""
     function()
-    best = float("inf")
+    times = []
     for _ in range(repeats):
         group.barrier()
         start = time.perf_counter()
         function()
         if group.device.type == "cuda":
             group.barrier()
-        best = min(best, time.perf_counter() - start)
-    return max(best, 1e-9)
+        times.append(max(time.perf_counter() - start, 1e-9))
+    return times
 
 
 def _first_wrong(found: "Tensor", expected: "Tensor") -> str:

@@ -48,19 +48,7 @@ def cores(look: Look) -> list[CheckResult]:
                 expected=look.profile.numa_nodes,
             )
         )
-    governor = look.probe.read(f"{_CPU}/cpu0/cpufreq/scaling_governor")
-    if governor in ("powersave", "conservative") and _driver_obeys(look):
-        bad.append(
-            problem(
-                "warn",
-                "node",
-                f"CPU governor is {governor}",
-                action="fix",
-                remedy="run `cpupower frequency-set -g performance`",
-                measured=governor,
-                expected="performance",
-            )
-        )
+    bad += _governor(look)
     usable = look.probe.cpus()
     if online and usable < len(online) / 2:
         bad.append(
@@ -78,6 +66,24 @@ def cores(look: Look) -> list[CheckResult]:
     return settle(
         bad, f"{len(online)} CPUs online, {usable} usable", measured=len(online), unit="CPUs"
     )
+
+
+def _governor(look: Look) -> list[CheckResult]:
+    """A governor that keeps the clock low."""
+    governor = look.probe.read(f"{_CPU}/cpu0/cpufreq/scaling_governor")
+    if governor in ("powersave", "conservative") and _driver_obeys(look):
+        return [
+            problem(
+                "warn",
+                "node",
+                f"CPU governor is {governor}",
+                action="fix",
+                remedy="run `cpupower frequency-set -g performance`",
+                measured=governor,
+                expected="performance",
+            )
+        ]
+    return []
 
 
 def _driver_obeys(look: Look) -> bool:
@@ -313,14 +319,7 @@ def limits(look: Look) -> list[CheckResult]:
 def cgroup(look: Look) -> list[CheckResult]:
     """The container or job limits memory and CPU no lower than training needs."""
     root = "/sys/fs/cgroup"
-    own = next(
-        (
-            line[3:]
-            for line in (look.probe.read("/proc/self/cgroup") or "").splitlines()
-            if line.startswith("0::")
-        ),
-        None,
-    )
+    own = _own_cgroup(look)
     if own is None or look.probe.read(f"{root}/cgroup.controllers") is None:
         raise MissingError(
             "no unified cgroup hierarchy", remedy="use cgroup v2, or check limits by hand"
@@ -358,13 +357,31 @@ def cgroup(look: Look) -> list[CheckResult]:
                     unit="CPUs",
                 )
             )
+    bad += _oom_kills(look, folder)
+    return settle(bad, "no cgroup limit in the way")
+
+
+def _own_cgroup(look: Look) -> str | None:
+    """Our group's path in the unified hierarchy."""
+    return next(
+        (
+            line[3:]
+            for line in (look.probe.read("/proc/self/cgroup") or "").splitlines()
+            if line.startswith("0::")
+        ),
+        None,
+    )
+
+
+def _oom_kills(look: Look, folder: str) -> list[CheckResult]:
+    """What the group lost for lack of memory."""
     events = dict(
         line.split()[:2]
         for line in (look.probe.read(f"{folder}/memory.events") or "").splitlines()
         if len(line.split()) == 2
     )
     if (number(events.get("oom_kill")) or 0) > 0:
-        bad.append(
+        return [
             problem(
                 "warn",
                 "memory.events",
@@ -374,5 +391,5 @@ def cgroup(look: Look) -> list[CheckResult]:
                 measured=int(events["oom_kill"]),
                 expected=0,
             )
-        )
-    return settle(bad, "no cgroup limit in the way")
+        ]
+    return []

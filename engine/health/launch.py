@@ -19,7 +19,7 @@ from engine.errors import MissingError, RecipeError
 from engine.health.agent import Hello
 
 Where = Literal["local", "hosts", "slurm"]
-_AGENT = ("-m", "engine.health.agent")
+_AGENT = ("-m", "msctl.agent")
 _MAX_HOSTS = 1 << 20
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?$")
 

@@ -1,21 +1,22 @@
 """`msctl selfcheck`: say whether this machine, or each of many, is fit to train."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from engine.health.result import Convention, NodeReport, bad, count, exit_code, npd_line, skipped
-from engine.units import show_bytes, show_count, show_seconds
+from engine.health.result import CheckResult, Convention, NodeReport, exit_code
+from msctl.commands.selfcheck_show import show_fleet, show_line, show_list, show_report
 from msctl.flags import CONTEXT, Flags, command_flags
 from msctl.ui import Ui
 
 if TYPE_CHECKING:
-    from engine.health.fleet import FleetReport
+    from engine.health.allocation import Allocation
+    from engine.health.fleet import Plan
+    from engine.health.node import Wish
 
-_VERDICTS = {"fail": "UNFIT", "error": "NOT SURE", "warn": "FIT, with warnings,", "ok": "FIT",
-             "skip": "NOTHING"}  # fmt: skip
 Where = Literal["local", "hosts", "slurm"]
 Level = Literal["passive", "light", "full"]
 Only = Annotated[
@@ -26,50 +27,60 @@ Only = Annotated[
 ]
 
 
+Many = Annotated[
+    Where | None,
+    typer.Option("--on", help="Check many nodes: local agents, ssh hosts, or Slurm."),
+]
+Profiles = Annotated[
+    Path | None, typer.Option(help="TOML file of more machine types.", dir_okay=False)
+]
+Since = Annotated[
+    float, typer.Option(help="Kernel log of the last so many seconds; 0: since boot.", min=0)
+]
+State = Annotated[
+    Path | None, typer.Option(help="Folder for counters between looks (default: the user's).")
+]
+Exit = Annotated[
+    Convention, typer.Option("--exit", help="Exit codes: of msctl, of Nagios, or of NPD.")
+]
+Prometheus = Annotated[
+    Path | None, typer.Option(help="Also write a textfile for node_exporter.", dir_okay=False)
+]
+Record = Annotated[Path | None, typer.Option(help="Also write all that was read from the machine.")]
+Recorded = Annotated[
+    Path | None, typer.Option(help="Check a recorded machine instead of this one.")
+]
+Hosts = Annotated[
+    Path | None, typer.Option(help="For --on hosts: one node a line, with its switch.")
+]
+Exclude = Annotated[Path | None, typer.Option(help="With --on: write unfit nodes, one a line.")]
+Depth = Annotated[
+    Level, typer.Option(help="passive: 2 s, safe beside a job; light: a minute; full: all.")
+]
+
+
 def _run(
     ui: Ui,
-    level: Annotated[
-        Level, typer.Option(help="passive: 2 s, safe beside a job; light: a minute; full: all.")
-    ] = "passive",
+    level: Depth = "passive",
     only: Only = None,
     list_: Annotated[bool, typer.Option("--list", help="List all checks and run none.")] = False,
     profile: Annotated[str, typer.Option(help="Machine type (default: by the GPU's name).")] = "",
-    profiles: Annotated[
-        Path | None, typer.Option(help="TOML file of more machine types.", dir_okay=False)
-    ] = None,
-    since: Annotated[
-        float, typer.Option(help="Kernel log of the last so many seconds; 0: since boot.", min=0)
-    ] = 0.0,
+    profiles: Profiles = None,
+    since: Since = 0.0,
     folder: Annotated[Path, typer.Option(help="Where disk checks write.")] = Path("/tmp"),
-    state: Annotated[
-        Path | None, typer.Option(help="Folder for counters between looks (default: the user's).")
-    ] = None,
-    exit_: Annotated[
-        Convention, typer.Option("--exit", help="Exit codes: of msctl, of Nagios, or of NPD.")
-    ] = "house",
-    prometheus: Annotated[
-        Path | None, typer.Option(help="Also write a textfile for node_exporter.", dir_okay=False)
-    ] = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Also write all that was read from the machine.")
-    ] = None,
-    recording: Annotated[
-        Path | None, typer.Option(help="Check a recorded machine instead of this one.")
-    ] = None,
-    on: Annotated[
-        Where | None, typer.Option(help="Check many nodes: local agents, ssh hosts, or Slurm.")
-    ] = None,
-    hosts: Annotated[
-        Path | None, typer.Option(help="For --on hosts: one node a line, with its switch.")
-    ] = None,
+    state: State = None,
+    exit_: Exit = "house",
+    prometheus: Prometheus = None,
+    record: Record = None,
+    recording: Recorded = None,
+    on: Many = None,
+    hosts: Hosts = None,
     job: Annotated[str, typer.Option(help="For --on slurm: id of a running job.")] = "",
     agents: Annotated[int, typer.Option(help="For --on local: how many.", min=1, max=64)] = 4,
     redis: Annotated[str, typer.Option(help="Use this Redis instead of a private one.")] = "",
     pairs: Annotated[bool, typer.Option(help="With --on: test nodes with neighbours.")] = True,
     bisect: Annotated[bool, typer.Option(help="With --on: halve groups that fail.")] = False,
-    exclude_file: Annotated[
-        Path | None, typer.Option(help="With --on: write unfit nodes, one a line.")
-    ] = None,
+    exclude_file: Exclude = None,
 ) -> None:
     """Check whether this machine is fit to train, or with --on each machine of many.
 
@@ -83,36 +94,36 @@ def _run(
     - `msctl selfcheck --on hosts --hosts nodes.txt --exclude-file bad.txt`
     - `msctl selfcheck learn healthy/*.json --name site-h100`
     """
-    from engine.health.allocation import Allocation, check_allocation
-    from engine.health.export import write_prometheus, write_recording
+    from engine.health.allocation import Allocation
     from engine.health.fleet import Plan
-    from engine.health.node import Wish, listed, revisit, visit
-    from engine.health.probe import RealProbe
+    from engine.health.node import Wish, listed
     from engine.health.profile import load_profiles
+
+    names = tuple(only or ())
+    if list_:
+        ui.result(listed(names), show_list)
+    elif on is not None:
+        plan = Plan(level=level, only=names, profile=profile, pairs=pairs, bisect=bisect)
+        where = Allocation(where=on, hosts=hosts, job=job, agents=agents, redis=redis)
+        _end(_many(ui, where, plan, profiles, exclude_file), exit_)
+    else:
+        known = load_profiles(profiles) if profiles else ()
+        wish = Wish(level, names, profile, known, since, str(folder), state or _state_folder(),
+                    record=record is not None)  # fmt: skip
+        report = _one(ui, wish, recording, record, prometheus)
+        ui.result(report, show_report if exit_ == "house" else show_line)
+        _end(report.results, exit_)
+
+
+def _one(
+    ui: Ui, wish: "Wish", recording: Path | None, record: Path | None, prometheus: Path | None
+) -> NodeReport:
+    """The report of this machine, or of a recorded one."""
+    from engine.health.export import write_prometheus, write_recording
+    from engine.health.node import revisit, visit
+    from engine.health.probe import RealProbe
     from engine.health.recording import read_recording
 
-    if list_:
-        ui.result(listed(only or ()), show_list)
-        return
-    if on is not None:
-        plan = Plan(
-            level=level, only=tuple(only or ()), profile=profile, pairs=pairs, bisect=bisect
-        )
-        fleet = check_allocation(
-            Allocation(where=on, hosts=hosts, job=job, agents=agents, redis=redis), plan,
-            profiles=profiles, say=ui.note,
-        )  # fmt: skip
-        if exclude_file is not None:
-            exclude_file.write_text("".join(f"{node}\n" for node in fleet.unfit))
-            ui.note(f"wrote {exclude_file}")
-        ui.result(fleet, show_fleet)
-        _end(exit_code((*fleet.group, *(r for n in fleet.nodes for r in n.results)), exit_))
-        return
-    wish = Wish(
-        level=level, only=tuple(only or ()), profile=profile, window_s=since, folder=str(folder),
-        profiles=load_profiles(profiles) if profiles else (), state=state or _state_folder(),
-        record=record is not None,
-    )  # fmt: skip
     if recording is not None:
         report = revisit(read_recording(recording), wish)
     else:
@@ -123,8 +134,21 @@ def _run(
             ui.note(f"wrote {record}")
     if prometheus is not None:
         write_prometheus(prometheus, report)
-    ui.result(report, show_report if exit_ == "house" else show_line)
-    _end(exit_code(report.results, exit_))
+    return report
+
+
+def _many(
+    ui: Ui, where: "Allocation", plan: "Plan", profiles: Path | None, exclude: Path | None
+) -> list[CheckResult]:
+    """Every node of an allocation; what was found on all of them and between them."""
+    from engine.health.allocation import check_allocation
+
+    fleet = check_allocation(where, plan, profiles=profiles, say=ui.note)
+    if exclude is not None:
+        exclude.write_text("".join(f"{node}\n" for node in fleet.unfit), encoding="utf-8")
+        ui.note(f"wrote {exclude}")
+    ui.result(fleet, show_fleet)
+    return [*fleet.group, *(r for node in fleet.nodes for r in node.results)]
 
 
 def learn(
@@ -140,7 +164,6 @@ def learn(
     Bars are the median of the fleet less its spread, so that the slowest healthy node passes.
 
     Examples:
-    - `msctl selfcheck --on hosts --hosts nodes.txt --exclude-file bad.txt`
     - `msctl selfcheck learn healthy/*.json --name site-h100 --base h100-nvl8 --out site.toml`
     """
     from engine.health.export import read_reports
@@ -154,69 +177,6 @@ def learn(
         ui.note(f"wrote {out}; use it with --profiles {out} --profile {name}")
 
 
-def show_report(ui: Ui, report: NodeReport) -> None:
-    """The verdict first, then what is not well, then what was measured and what was left out."""
-    seen = count(report.results)
-    verdict = _VERDICTS[report.status]
-    style = "bold green" if report.status in ("ok", "warn") else "bold red"
-    looked = sum(seen.values()) - seen["skip"]
-    if seen["skip"]:
-        verdict += f" as far as looked at ({looked} of {sum(seen.values())} results)"
-    ui.line(f"{verdict}  {report.node}: {report.machine}", style)
-    ui.line(
-        f"profile {report.profile}, {report.level}, {show_seconds(report.seconds)}: "
-        + ", ".join(f"{number} {status}" for status, number in seen.items() if number)
-    )
-    rows = [
-        (r.status, r.check, r.target, r.message, r.action, r.remedy) for r in bad(report.results)
-    ]
-    if rows:
-        ui.table("Not well", ("status", "check", "target", "what", "action", "remedy"), rows)
-    well = [r for r in report.results if r.status == "ok"]
-    if well and (ui.verbose or not rows):
-        ui.table(
-            "Well", ("check", "target", "what"), [(r.check, r.target, r.message) for r in well]
-        )
-    for reason, checks in skipped(report.results):
-        ui.line(f"not looked at: {', '.join(checks)}: {reason}")
-
-
-def show_fleet(ui: Ui, fleet: "FleetReport") -> None:
-    """Bad nodes first, then what takes more than one node to see, then every node in a line."""
-    total = len(fleet.nodes)
-    if fleet.unfit:
-        ui.line(f"UNFIT  {len(fleet.unfit)} nodes: {' '.join(fleet.unfit)}", "bold red")
-    else:
-        ui.line(f"FIT as far as looked at  {total} nodes", "bold green")
-    ui.line(f"{show_seconds(fleet.seconds)}, {len(fleet.pairs)} pairs in {fleet.rounds} rounds")
-    found = [(n.node, r) for n in fleet.nodes for r in bad(n.results)]
-    found += [(r.target, r) for r in bad(fleet.group)]
-    rows = [(r.status, node, r.check, r.target, r.message, r.action) for node, r in found]
-    if rows:
-        ui.table("Not well", ("status", "node", "check", "target", "what", "action"), rows)
-    slow = [(" ".join(p.nodes), show_rate(p.bytes_per_s, "B/s"), p.why) for p in fleet.pairs
-            if not p.is_well or ui.verbose]  # fmt: skip
-    if slow:
-        ui.table("Pairs", ("nodes", "all-reduce", "why it failed"), slow)
-    nodes = [(n.node, n.status, npd_line(n.results), n.machine) for n in fleet.nodes]
-    ui.table("Nodes", ("node", "status", "worst", "machine"), nodes)
-
-
-def show_line(ui: Ui, report: NodeReport) -> None:
-    """One line, as monitoring systems want it."""
-    ui.line(npd_line(report.results))
-
-
-def show_list(ui: Ui, rows: list[tuple[str, str, str, float, str]]) -> None:
-    """One row a check."""
-    ui.table("Checks", ("check", "suite", "level", "deadline (s)", "what it looks at"), rows)
-
-
-def show_rate(value: float, unit: str) -> str:
-    """A measured rate with the unit that reads best."""
-    return f"{show_bytes(value)}/s" if unit == "B/s" else show_count(value, unit)
-
-
 def _state_folder() -> Path:
     """Where counters rest between looks: the system's place for root, else the user's."""
     if os.geteuid() == 0:
@@ -225,7 +185,8 @@ def _state_folder() -> Path:
     return Path(home, "msctl")
 
 
-def _end(code: int) -> None:
+def _end(results: Sequence[CheckResult], convention: Convention) -> None:
+    code = exit_code(results, convention)
     if code:
         raise typer.Exit(code)
 

@@ -1,0 +1,33 @@
+"""What `msctl selfcheck --on` prints."""
+
+from engine.health.fleet import FleetReport, PairRate
+from engine.health.result import CheckResult, NodeReport
+from msctl.commands.selfcheck_show import show_fleet, show_rate
+from msctl.ui import Ui
+
+
+def node(name, status):
+    result = CheckResult(check="gpu.ecc", target="gpu3", status=status, message="2 errors")
+    return NodeReport(node=name, machine="8 GPUs", profile="p", level="passive", time_s=0, seconds=1,
+                      results=(result,))  # fmt: skip
+
+
+def test_unfit_nodes_come_first_with_what_they_have(capsys):
+    pairs = (PairRate(nodes=("a", "b"), is_well=False, why="timed out"),)
+    show_fleet(Ui(), FleetReport(seconds=3, nodes=(node("b", "fail"), node("a", "ok")), pairs=pairs,
+                                 unfit=("b",), rounds=2))  # fmt: skip
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "UNFIT  1 nodes: b"
+    assert out[1] == "3 s, 1 pairs in 2 rounds"
+    assert "fail\tb\tgpu.ecc\tgpu3\t2 errors\tnone" in out
+    assert "a b\t0 B/s\ttimed out" in out
+
+
+def test_a_healthy_fleet_says_so(capsys):
+    show_fleet(Ui(), FleetReport(seconds=3, nodes=(node("a", "ok"),)))
+    assert capsys.readouterr().out.startswith("FIT as far as looked at  1 nodes")
+
+
+def test_rates_have_units():
+    assert show_rate(1 << 30, "B/s") == "1.00 GiB/s"
+    assert show_rate(7e14, "FLOP/s") == "700 TFLOP/s"
