@@ -5,6 +5,7 @@ reach it; it always wants a password. It dies with the process that started it. 
 (`durable`) lets a killed server come back with its data; the folder goes away at the end.
 """
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -108,8 +109,9 @@ class EmbeddedRedis:
         finally:
             log.close()
         assert self._process.stdin is not None, "a pipe was asked for"
-        self._process.stdin.write(self._config().encode())
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; the loop below says so
+            with self._process.stdin as pipe:
+                pipe.write(self._config().encode())
         client = Client(self.local, io_s=1.0, patience_s=_START_S)
         try:
             while True:
