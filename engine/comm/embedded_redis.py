@@ -109,9 +109,9 @@ class EmbeddedRedis:
         finally:
             log.close()
         assert self._process.stdin is not None, "a pipe was asked for"
-        with contextlib.suppress(BrokenPipeError):  # it has ended already; the loop below says so
-            with self._process.stdin as pipe:
-                pipe.write(self._config().encode())
+        # a server that has ended already does not read; the loop below says so
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(self._config().encode())
         client = Client(self.local, io_s=1.0, patience_s=_START_S)
         try:
             while True:
