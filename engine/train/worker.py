@@ -4,6 +4,7 @@ The same entry serves ranks forked by the nursery and ranks started by torchrun
 (`python -m engine.train.worker RUN_FOLDER`).
 """
 
+import argparse
 import gc
 import logging
 import os
@@ -19,7 +20,7 @@ from engine.comm.collectives import barrier
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import Device, open_device
-from engine.errors import LayoutError, MissingError
+from engine.errors import LayoutError
 from engine.events.writer import EventWriter
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
@@ -97,23 +98,29 @@ def _loop(mesh: Mesh, device: Device, recipe: Recipe, events: EventWriter, task:
 
 def main() -> None:
     """Entry under torchrun, which sets RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, _PORT."""
+    parser = argparse.ArgumentParser(
+        prog="engine.train.worker",
+        usage="torchrun --nproc-per-node N -m engine.train.worker RUN_FOLDER",
+    )
+    parser.add_argument("folder", help="run folder with a recipe.toml")
+    folder = parser.parse_args().folder
     need = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in need if name not in os.environ]
-    if missing or len(sys.argv) != 2:
-        raise MissingError(
-            f"engine.train.worker needs a run folder and {', '.join(missing) or 'one argument'}",
-            remedy="start it as `torchrun --nproc-per-node N -m engine.train.worker RUN_FOLDER`",
-        )
+    if missing:
+        parser.error(f"{', '.join(missing)} not set: start it by torchrun")
     rank = int(os.environ["RANK"])
     task = RankTask(
-        folder=sys.argv[1],
+        folder=folder,
         world=int(os.environ["WORLD_SIZE"]),
         host=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]) + 1,  # torchrun's own store holds the port itself
         local_offset=rank - int(os.environ.get("LOCAL_RANK", rank)),
     )
     warm_up()
-    sys.exit(run_rank(rank, task, -1))
+    code = run_rank(rank, task, -1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter's own end may abort in a thread that gloo left running
 
 
 if __name__ == "__main__":
