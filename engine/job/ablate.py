@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.diagnose.load import load_spans
 from engine.diagnose.times import step_times
 from engine.job.driver import Driver, Watch
+from engine.job.run import run_folder
 from engine.spec.base import Noun
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
@@ -119,7 +120,10 @@ def ablate(
 
 def _measure(recipe: Recipe, folder: Path) -> tuple[float, float, tuple[float, float, float]]:
     """Tokens per second, MFU and exposed seconds (tp, pp, dp) of one short run."""
-    result = Driver(recipe, folder, Watch()).run(steps=0, resume="never")
+    fresh = run_folder(recipe, folder, root=folder.parent, resume="never")
+    result = Driver(recipe, fresh, Watch()).run(steps=0, resume="never")
+    if result.ended == "interrupted":
+        raise KeyboardInterrupt  # half a rung measures nothing, nor would the next ones be wanted
     times = step_times(load_spans(folder / "events"))
     exposed = (0.0, 0.0, 0.0)
     if times is not None:

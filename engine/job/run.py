@@ -137,4 +137,4 @@ def read_result(folder: Path) -> RunResult | None:
 
 def valid_resume(wish: str) -> bool:
     """Whether `--resume` was given a word or number it knows."""
-    return wish in ("auto", "never") or re.fullmatch(r"\d{1,9}", wish) is not None
+    return wish in ("auto", "never") or re.fullmatch(r"[0-9]{1,9}", wish) is not None
