@@ -1,9 +1,10 @@
 """Time every operator in its native and plain torch form, forward and backward, beside a copy.
 
-    python bench/ops/bench_ops.py [--device cpu|cuda] [--dtype fp32|bf16] [--rows N] [--hidden N] [--json]
+    python bench/ops/bench_ops.py [--device cpu|cuda] [--dtype fp32|bf16] [--rows N] [--hidden N]
 
-Prints microseconds (best of the rounds, forms alternating), bytes moved by the native form as written in
-csrc/include/ms/*.h, the rate that makes, and its share of the rate of a copy measured in the same run.
+Prints microseconds (best of the rounds, forms alternating), bytes moved by the native form as
+written in csrc/include/ms/*.h, the rate that makes, and its share of the rate of a copy measured in
+the same run. On the CPU times are CPU time of one thread. --json: one object a line.
 """
 
 import argparse
@@ -59,9 +60,15 @@ def norm_cases(kernels: Kernels, rows: int, hidden: int, like: torch.Tensor) -> 
 
         made += [
             Case(f"{kind} forward", 2 * each, forward("native"), forward("plain")),
-            Case(f"{kind} + residual forward", 4 * each, forward("native", residual), forward("plain", residual)),
+            Case(
+                f"{kind} + residual forward", 4 * each,
+                forward("native", residual), forward("plain", residual),
+            ),
             Case(f"{kind} backward", 3 * each, backward("native"), backward("plain")),
-            Case(f"{kind} + residual backward", 4 * each, backward("native", residual), backward("plain", residual)),
+            Case(
+                f"{kind} + residual backward", 4 * each,
+                backward("native", residual), backward("plain", residual),
+            ),
         ]  # fmt: skip
     return made
 

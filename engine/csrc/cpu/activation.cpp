@@ -80,6 +80,7 @@ using namespace ms;
 int ms_cpu_gelu_forward(const void* x, const void* bias, void* y, int64_t rows, int64_t cols,
                         int64_t x_stride, int dtype, void* stream) {
     if (rows < 0 || cols < 1 || x_stride < cols) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!x || !y) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -95,6 +96,7 @@ int ms_cpu_gelu_backward(const void* dy, const void* x, const void* bias, void* 
                          void* scratch, int64_t rows, int64_t cols, int64_t x_stride,
                          int64_t dx_stride, int dtype, void* stream) {
     if (rows < 0 || cols < 1 || x_stride < cols || dx_stride < cols) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!dy || !x || !dx || (dbias && !scratch)) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -118,6 +120,7 @@ int ms_cpu_gelu_backward(const void* dy, const void* x, const void* bias, void* 
 int ms_cpu_swiglu_forward(const void* gate, const void* up, void* y, int64_t rows, int64_t cols,
                           int64_t stride, int dtype, void* stream) {
     if (rows < 0 || cols < 1 || stride < cols) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!gate || !up || !y) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -133,6 +136,7 @@ int ms_cpu_swiglu_backward(const void* dy, const void* gate, const void* up, voi
                            int64_t rows, int64_t cols, int64_t stride, int64_t dstride, int dtype,
                            void* stream) {
     if (rows < 0 || cols < 1 || stride < cols || dstride < cols) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!dy || !gate || !up || !dgate || !dup) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);

@@ -107,9 +107,9 @@ template <class Body> void spread(void* stream, int64_t count, int64_t grain, co
 // Rows a thread should take at least, so that starting it pays (about 32k elements).
 inline int64_t row_grain(int64_t cols) { return 1 + 32768 / (cols + 1); }
 
-// Groups of rows whose sums are kept apart, and the rows of one group.
+// Groups of rows whose sums are kept apart (at most 64), and the rows of one group.
 inline int64_t group_rows(int64_t rows) {
-    int64_t each = (rows + MS_CPU_GROUPS - 1) / MS_CPU_GROUPS;
+    int64_t each = (rows + 63) / 64;
     return each < 32 ? 32 : each;
 }
 inline int64_t group_count(int64_t rows) { return (rows + group_rows(rows) - 1) / group_rows(rows); }

@@ -50,6 +50,7 @@ int ms_cpu_cross_entropy_stats(const void* logits, const int64_t* targets, void*
                                void* target, int64_t rows, int64_t cols, int64_t stride, int64_t first,
                                int dtype, void* stream) {
     if (rows < 0 || cols < 1 || stride < cols) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!logits || !targets || !largest || !total || !target) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -67,6 +68,7 @@ int ms_cpu_cross_entropy_gradient(const void* logits, const int64_t* targets, co
                                   int64_t cols, int64_t stride, int64_t first, int dtype,
                                   void* stream) {
     if (rows < 0 || cols < 1 || stride < cols) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!logits || !targets || !largest || !total || !scale || !grad) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);

@@ -113,6 +113,7 @@ int ms_cpu_norm_forward(int kind, const void* x, const void* residual, const voi
                         const void* bias, void* y, void* total, void* mean, void* rstd, int64_t rows,
                         int64_t cols, double eps, int dtype, void* stream) {
     if (rows < 0 || cols < 1) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!x || !weight || !y || !rstd || !residual != !total) return MS_BAD_POINTER;
     if (kind == MS_LAYERNORM && !mean) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {
@@ -132,6 +133,7 @@ int ms_cpu_norm_backward(int kind, const void* dy, const void* dtotal, const voi
                          void* dweight, void* dbias, void* scratch, int64_t rows, int64_t cols,
                          int dtype, void* stream) {
     if (rows < 0 || cols < 1) return MS_BAD_SIZE;
+    if (rows == 0) return MS_OK;
     if (!dy || !s || !weight || !rstd || !dx || !dweight || !scratch) return MS_BAD_POINTER;
     if (kind == MS_LAYERNORM && !mean) return MS_BAD_POINTER;
     return by_dtype(dtype, [&](auto zero) {

@@ -5,7 +5,8 @@
  * plain C: pointers, sizes, strides, a stream; no torch, no allocation, no global state.
  *
  * Common contract
- *   pointers   aligned to their element type; 16-byte alignment is used where it is found, never needed
+ *   pointers   aligned to their element type; 16-byte alignment is used where it is found, never needed.
+ *              No rows (or no elements) are no work: pointers are not looked at then
  *   strides    in elements, between rows; elements of a row are contiguous
  *   wide type  float for MS_F32, MS_BF16 and MS_F16; double for MS_F64
  *   stream     CUDA: the cudaStream_t to launch on (the call returns before the work is done);
@@ -45,8 +46,5 @@ enum ms_status {
 typedef struct ms_threads {
     void (*run)(int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context);
 } ms_threads;
-
-/* Rows are summed in this many groups at most, each in order, then the groups in order. */
-enum { MS_CPU_GROUPS = 64, MS_CUDA_GROUPS = 512 };
 
 #endif
