@@ -78,6 +78,7 @@ class Nursery:
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(Request).decode
         self._wake_read, self._wake_write = os.pipe()
+        self._selector = selectors.DefaultSelector()
 
     def serve(self, *, import_s: float) -> None:
         """Answer requests until the driver closes the socket, then end all ranks."""
@@ -85,7 +86,7 @@ class Nursery:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write)
         self._say(Report(event="ready", pid=os.getpid(), seconds=import_s))
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
             open_ = True
@@ -135,6 +136,7 @@ class Nursery:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
+            self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
             if rank and fd >= 0:  # only rank 0 serves the store
