@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.plain_lamb import PlainLamb
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import DTYPES, CpuDevice
@@ -38,7 +39,8 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
     """A recipe whose sizes divide any layout of up to 8 ranks.
 
     args: layout, shape, block, layers, schedule, precision, micro_batch, overlap, tp_pieces,
-    recompute. Layers and micro-batches are as few as the layout allows, layers at least two.
+    recompute, optimizer, ops. Layers and micro-batches are as few as the layout allows, layers at
+    least two.
     """
     layout = ParallelLayout(**args.get("layout", {}))
     model: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
@@ -57,10 +59,12 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
         overlap=OverlapSpec(
             tp=overlap, pp=overlap, dp=overlap, tp_pieces=args.get("tp_pieces", 1)
         ),
-        optimizer=OptimSpec(lr=5e-3, min_lr=1e-3, warmup_steps=3),
+        optimizer=OptimSpec(
+            name=args.get("optimizer", "adamw"), lr=5e-3, min_lr=1e-3, warmup_steps=3
+        ),
         train=TrainSpec(
             steps=STEPS, precision=args.get("precision", "fp64"),
-            recompute=args.get("recompute", "none"),
+            recompute=args.get("recompute", "none"), ops=args.get("ops", "auto"),
         ),
     )  # fmt: skip
 
@@ -90,13 +94,13 @@ def micro_batches(recipe: Recipe, step: int, replica: int) -> list[MicroBatch]:
 
 
 def reference(args: dict[str, Any]) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step, by the plain model, autograd and torch.optim.AdamW."""
+    """Loss and gradient norm of each step, by the plain model, autograd and a plain optimizer."""
     layers = recipe_of(args).model.layers
     alone = {key: value for key, value in args.items() if key in _MATTERS} | {"layers": layers}
     return _reference(json.dumps(alone, sort_keys=True))
 
 
-_MATTERS = ("shape", "block", "precision")
+_MATTERS = ("shape", "block", "precision", "optimizer")
 """What the numbers of a case depend on; everything else must not matter."""
 
 
@@ -111,9 +115,15 @@ def _reference(key: str) -> list[tuple[float, float]]:
         {"params": matrices, "weight_decay": spec.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(
-        groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False
-    )
+    numbers: dict[str, Any] = {
+        "lr": spec.lr, "betas": (spec.beta1, spec.beta2), "eps": spec.eps
+    }  # fmt: skip
+    optimizer: torch.optim.Optimizer
+    if spec.name == "lamb":
+        scaled = [group | {"scaled": group["weight_decay"] > 0} for group in groups]
+        optimizer = PlainLamb(scaled, **numbers)
+    else:
+        optimizer = torch.optim.AdamW(groups, foreach=False, **numbers)
     results = []
     for step in range(STEPS):
         optimizer.zero_grad()

@@ -183,9 +183,8 @@ def main() -> None:
     kernels = choose("native", like.device, like.dtype)
     assert kernels is not None
     rate = copy_rate(device, 1 << (28 if a.device == "cuda" else 24))
-    print(
-        f"# {device.name()}, torch {torch.__version__}, {a.dtype}, {a.rows} x {a.hidden}, copy {rate / 1e9:.1f} GB/s"
-    )
+    case = f"torch {torch.__version__}, {a.dtype}, {a.rows} x {a.hidden}"
+    print(f"# {device.name()}, {case}, copy {rate / 1e9:.1f} GB/s")
     for case in cases(kernels, a.rows, a.hidden, like):
         native, plain = measure(case, device, a.rounds)
         row = {"op": case.name, "native_us": native * 1e6, "plain_us": plain * 1e6,
