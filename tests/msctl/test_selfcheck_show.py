@@ -8,7 +8,8 @@ from msctl.ui import Ui
 
 def node(name, status):
     result = CheckResult(check="gpu.ecc", target="gpu3", status=status, message="2 errors")
-    return NodeReport(node=name, machine="8 GPUs", profile="p", level="passive", time_s=0, seconds=1,
+    return NodeReport(node=name, machine="8 GPUs", profile="p", level="passive", time_s=0,
+                      seconds=1,
                       results=(result,))  # fmt: skip
 
 
