@@ -1,0 +1,182 @@
+"""The driver with real ranks: how runs end, who is blamed, what is left running (nothing)."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.comm.listen import listening_socket
+from engine.errors import CheckpointError, MissingError, RunFailed
+from engine.job.driver import Driver, Watch
+from engine.job.run import RunResult, read_result
+from engine.spec.layout import ParallelLayout
+from engine.spec.recipe import Recipe
+from engine.train.metrics import StepMetrics, read_metrics
+from tests.engine.train.single import numbers, recipe, run
+
+pytestmark = pytest.mark.multi
+ENDLESS = 1_000_000
+
+
+def made(steps: int = 4, dp: int = 2, **sections: dict) -> Recipe:
+    one = recipe(train={"steps": steps}, batch={"micro_batch": 1}, **sections)
+    return msgspec.structs.replace(one, layout=ParallelLayout(dp=dp))
+
+
+def processes_of(folder: Path) -> dict[str, int]:
+    """Name of the log -> process, for every process that writes into a run's logs."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            target = Path(os.readlink(path))
+            if target.parent == folder.resolve() / "log":
+                found[target.name] = int(path.parts[2])
+    return found
+
+
+def drive(
+    folder: Path, wanted: Recipe, *, at: int = 0, do: Callable[[], None] = lambda: None,
+    resume: str = "auto",
+) -> RunResult:  # fmt: skip
+    """Run it; call `do` once step `at` has ended."""
+
+    def on_step(metrics: StepMetrics) -> None:
+        if metrics.step == at:
+            do()
+
+    return Driver(wanted, folder, Watch(on_step=on_step)).run(steps=0, resume=resume)
+
+
+def kill(folder: Path, log: str, number: int) -> Callable[[], None]:
+    return lambda: os.kill(processes_of(folder)[log], number)
+
+
+def interrupt(times: int = 1) -> Callable[[], None]:
+    def send() -> None:
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return send
+
+
+def test_a_run_ends_well_and_says_how_it_went(tmp_path: Path):
+    notes: list[str] = []
+    seen: list[StepMetrics] = []
+    watch = Watch(on_step=seen.append, on_note=notes.append)
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    result = Driver(made(), tmp_path, watch).run(steps=0, resume="auto")
+    assert (result.ended, result.steps, result.total_steps) == ("done", 4, 4)
+    assert result.tokens == 4 * 4 * 8
+    assert seen == read_metrics(tmp_path / "metrics.jsonl")
+    assert result.loss == seen[-1].loss
+    assert result.val_loss == seen[-1].val_loss
+    assert 0 < result.start_s < result.seconds
+    assert read_result(tmp_path) == result
+    assert any("nursery ready" in note for note in notes)
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert processes_of(tmp_path) == {}
+    again = Driver(made(), tmp_path, Watch(on_step=seen.append)).run(steps=0, resume="auto")
+    assert (again.ended, again.steps, again.loss) == ("done", 4, result.loss)
+    assert len(seen) == 4, "nothing was left to do"
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left_running(tmp_path: Path):
+    with pytest.raises(RunFailed) as caught:
+        drive(tmp_path, made(ENDLESS), at=2, do=kill(tmp_path, "rank-00001.log", signal.SIGKILL))
+    assert "rank 1 was ended by SIGKILL" in caught.value.what
+    assert "dmesg" in caught.value.remedy
+    assert processes_of(tmp_path) == {}
+    result = read_result(tmp_path)
+    assert result is not None
+    assert (result.ended, result.cause) == ("failed", "rank 1 was ended by SIGKILL")
+
+
+def test_a_rank_that_hangs_after_another_died_is_ended_too(tmp_path: Path):
+    def stop_one_and_kill_one() -> None:
+        kill(tmp_path, "rank-00000.log", signal.SIGSTOP)()
+        kill(tmp_path, "rank-00002.log", signal.SIGKILL)()
+
+    with pytest.raises(RunFailed, match="rank 2 was ended by SIGKILL"):
+        drive(tmp_path, made(ENDLESS, dp=4), at=2, do=stop_one_and_kill_one)
+    assert processes_of(tmp_path) == {}
+
+
+def test_an_exception_in_one_rank_is_named_not_what_it_did_to_the_others(tmp_path: Path):
+    (tmp_path / "events" / "rank-00001.jsonl").mkdir(parents=True)
+    begin = time.monotonic()
+    with pytest.raises(RunFailed) as caught:
+        drive(tmp_path, made(monitor={"events": True}))
+    assert "rank 1: IsADirectoryError" in caught.value.what
+    assert time.monotonic() - begin < 60, "the others are not waited for until they time out"
+
+
+def test_a_loss_that_explodes_keeps_the_trainers_remedy(tmp_path: Path):
+    with pytest.raises(RunFailed, match="not finite") as caught:
+        drive(tmp_path, made(optimizer={"lr": 1e30, "clip_norm": 0.0}))
+    assert "lower optimizer.lr" in caught.value.remedy
+
+
+def test_a_checkpoint_that_is_not_there_is_a_fault_of_the_input(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="no committed checkpoint of step 77"):
+        drive(tmp_path, made(), resume="77")
+
+
+def test_a_taken_port_is_found_before_anything_starts(tmp_path: Path):
+    with listening_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        train = msgspec.structs.replace(made().train, port=port)
+        begin = time.monotonic()
+        with pytest.raises(MissingError, match=f"train.port = {port}"):
+            drive(tmp_path, msgspec.structs.replace(made(), train=train))
+    assert time.monotonic() - begin < 1.0
+    assert not (tmp_path / "log").exists()
+
+
+def test_an_interrupted_run_saves_and_goes_on_bitwise(tmp_path: Path):
+    one = made(300, dp=1)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    result = drive(cut, one, at=3, do=interrupt())
+    assert result.ended == "interrupted"
+    assert 3 <= result.steps < 300
+    assert (cut / "ckpt" / f"step-{result.steps:08d}").is_dir()
+    assert drive(cut, one).ended == "done"
+    assert numbers(read_metrics(cut / "metrics.jsonl")) == numbers(run(whole, one))
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path):
+    begin = time.monotonic()
+    result = drive(tmp_path, made(ENDLESS), at=2, do=interrupt(2))
+    assert result.ended == "interrupted"
+    assert time.monotonic() - begin < 60
+    assert not (tmp_path / "ckpt").exists()
+    assert processes_of(tmp_path) == {}
+
+
+def test_an_interrupt_before_any_rank_runs_starts_none(tmp_path: Path):
+    timer = threading.Timer(0.3, interrupt())
+    timer.start()
+    result = drive(tmp_path, made(ENDLESS))
+    timer.join()
+    assert (result.ended, result.steps, result.cause) == (
+        "interrupted",
+        0,
+        "the ranks did not start",
+    )
+    assert not list((tmp_path / "log").glob("rank-*"))
+
+
+def test_a_nursery_that_is_gone_is_a_failed_run_not_a_done_one(tmp_path: Path):
+    with pytest.raises(RunFailed) as caught:
+        drive(tmp_path, made(ENDLESS), at=2, do=kill(tmp_path, "nursery.log", signal.SIGKILL))
+    assert "the process that forks ranks ended with code -9" in caught.value.what
+    assert "nursery.log" in caught.value.remedy
+    end = time.monotonic() + 20
+    while processes_of(tmp_path):
+        assert time.monotonic() < end, "ranks outlive their nursery"
+        time.sleep(0.05)
