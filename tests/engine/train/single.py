@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from engine.device import CpuDevice
 from engine.events.writer import EventWriter
@@ -33,7 +34,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
         "batch": BatchSpec(global_batch=4, micro_batch=2),
         "optimizer": OptimSpec(lr=1e-2, min_lr=1e-3),
         "data": DataSpec(format="synthetic"),
-        "train": TrainSpec(steps=6, device="cpu", eval_batches=1, ops="reference"),
+        "train": TrainSpec(steps=6, device="cpu", eval_batches=1, ops="reference", threads=1),
         "checkpoint": CkptSpec(),
         "monitor": MonitorSpec(tensorboard=False, events=False),
     }
@@ -51,6 +52,7 @@ def engine_of(made: Recipe, layout: ParallelLayout | None = None, rank: int = 0)
 
 def loop_of(folder: Path, made: Recipe, *, steps: int = 0, resume: str = "auto") -> Loop:
     """The loop of a run in `folder`, ready to run."""
+    torch.set_num_threads(made.train.threads)  # sums depend on it in their last bits
     events = EventWriter(None, 0)
     engine = build_engine(made, mesh_of(made.layout), CpuDevice(), events)
     task = RankTask(folder=str(folder), world=1, host="", port=0, steps=steps, resume=resume)
