@@ -122,7 +122,7 @@ def show_ladder(ui: Ui, ladder: Ladder) -> None:
 
 def show_dry_run(ui: Ui, dry: DryRun) -> None:
     """Layout, memory per stage and the schedule's first part."""
-    ui.line(f"{dry.model_params / 1e9:.2f} G parameters, {dry.world} ranks: {dry.layout}")
+    ui.line(f"{show_count(dry.model_params)} parameters, {dry.world} ranks: {dry.layout}")
     ui.line(f"{dry.microbatches} micro-batches a step, schedule {dry.schedule}, "
             f"bubble {show_ratio(dry.bubble)} of the ideal step")  # fmt: skip
     rows = [
