@@ -2,12 +2,18 @@
 
 import functools
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.plain_lamb import PlainLamb
+from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.restore import load_checkpoint
+from engine.ckpt.save import save_checkpoint
+from engine.comm.collectives import barrier, gather_bytes
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import DTYPES, CpuDevice
@@ -18,6 +24,7 @@ from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
 from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, ScheduleSpec, TrainSpec
 from engine.train.build import build_engine, seed_everything, step_program
+from engine.train.state import loaded, pieces_to_load, pieces_to_save
 from engine.train.trainer import Trainer
 
 STEPS = 10
@@ -198,9 +205,60 @@ def train_all(
     return results
 
 
+def train_and_resume(
+    rank: int, meet: Rendezvous, cases: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """As `train_all`, and each case again from checkpoints; all of one number of ranks.
+
+    args of a case, besides those of `recipe_of`: `save` [folder, step] is where and after how many
+    steps to save; `load` [folder, step] is what another layout saved, to go on from, or null.
+    """
+    ranks = Ranks(rank, meet, recipe_of(cases[0]).layout.world_size)
+    results = []
+    for args in cases:
+        folder, step = args["save"]
+        whole = ranks.trainer(args)
+        steps = run_steps(whole, 0, step)
+        _save(whole, Path(folder), step)
+        steps += run_steps(whole, step, STEPS)
+        result: dict[str, Any] = {"steps": steps, "again": _go_on(ranks, args, args["save"])}
+        result["moved"] = _go_on(ranks, args, args["load"]) if args["load"] else None
+        results.append(result)
+    end_world()
+    return results
+
+
+def _save(trainer: Trainer, folder: Path, step: int) -> None:
+    mesh = trainer.engine.mesh
+    save_checkpoint(
+        folder, pieces_to_save(trainer.engine), meta=CheckpointMeta(step=step), rank=mesh.rank,
+        world=mesh.world.size, gather=_gather(mesh), barrier=lambda: barrier(mesh.world),
+    )  # fmt: skip
+
+
+def _go_on(ranks: Ranks, args: dict[str, Any], saved: list[Any]) -> list[tuple[float, float]]:
+    """The rest of the steps of a fresh trainer that loads a checkpoint."""
+    folder, step = saved
+    trainer = ranks.trainer(args)
+    meta = load_checkpoint(
+        folder, pieces_to_load(trainer.engine), gather=_gather(trainer.engine.mesh)
+    )
+    assert meta.step == step, f"{folder} holds step {meta.step}, not {step}"
+    loaded(trainer.engine)
+    return run_steps(trainer, step, STEPS)
+
+
+def _gather(mesh: Mesh) -> Callable[[object], list[object]]:
+    def gather(value: object) -> list[object]:
+        assert isinstance(value, bytes), "checkpoint rooms exchange encoded bytes"
+        return list(gather_bytes(value, mesh.world))
+
+    return gather
+
+
 def worst(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
     """Largest relative difference of any loss or norm."""
-    assert len(a) == len(b) == STEPS
+    assert len(a) == len(b) > 0
     return max(
         abs(x - y) / abs(x) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
     )
