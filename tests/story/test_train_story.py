@@ -1,5 +1,6 @@
-"""A run through the command line: stop, go on, change the layout, interrupt; the same numbers."""
+"""A run through the command line: stop, go on, move, interrupt, kill; the same numbers."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.ckpt.catalog import catalog
@@ -92,25 +94,80 @@ def test_stopped_and_continued_is_never_having_stopped(recipe: Path, tmp_path: P
     files = event_files(whole / "events")
     assert list(files) == [0, 1, 2, 3]
     for path in files.values():
-        names = {event.name for event in read_events(path)}
+        names = {event.name for event in read_events(path)}  # refuses what the schema lacks
         assert {"clock", "step", "forward", "backward", "optimizer", "end"} <= names
     assert any((whole / "tensorboard").iterdir())
     assert msctl("diagnose", whole, "--json").returncode in (0, 4)
 
 
-def test_an_interrupt_saves_and_the_run_goes_on(recipe: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A recipe in fp32 on a folder of text, all ranks of it, long enough to be cut short."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(64):
+        line = " ".join(str(n * n % (i + 7)) for n in range(200))
+        (folder / f"{i}.txt").write_text(f"squares modulo {i + 7}: {line}\n")
+    path = tmp_path / "text.toml"
+    made = RECIPE.format(precision="fp32").replace("vocab = 64", "vocab = 256")
+    made = made.replace('format = "synthetic"', f'source = ["{folder}"]\ncache = "{tmp_path}/c"')
+    path.write_text(made.replace("steps = 8", "steps = 60") + "[checkpoint]\nevery = 5\n")
+    return path
+
+
+def start(recipe: Path, run: Path, *, steps: int) -> "subprocess.Popen[bytes]":
+    """A run in a process group of its own; returns once some steps are done."""
     line = [sys.executable, "-m", "msctl", "train", str(recipe), "--run", str(run)]
-    line += ["--set", "train.steps=400"]
-    started = subprocess.Popen(line, stderr=subprocess.PIPE, start_new_session=True)
+    started = subprocess.Popen(line, stderr=subprocess.DEVNULL, start_new_session=True)
+    path = run / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not (run / "metrics.jsonl").exists() or len(numbers(run)) < 2:
+    while not path.exists() or path.read_bytes().count(b"\n") < steps:
         assert time.monotonic() < deadline, "no step was done"
-        time.sleep(0.05)
-    os.killpg(started.pid, signal.SIGINT)
-    assert started.wait(timeout=60) == 130
-    done = len(numbers(run))
-    assert catalog(run / "ckpt")[-1].step == done
-    again = msctl("train", recipe, "--run", run, "--steps", 1, "--set", "train.steps=400")
-    assert again.returncode == 0, again.stderr
-    assert [row[0] for row in numbers(run)] == list(range(1, done + 2))
+        time.sleep(0.01)
+    return started
+
+
+def processes_of(run: Path) -> list[int]:
+    """Processes whose output goes to the run's logs: its nursery and its ranks."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if Path(os.readlink(path)).parent == run / "log":
+                found.append(int(path.parts[2]))
+    return found
+
+
+def test_interrupted_and_killed_runs_go_on_as_if_nothing_had_been(
+    text: Path, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert msctl("train", text, "--run", whole).returncode == 0
+
+    interrupted = start(text, cut, steps=2)
+    os.killpg(interrupted.pid, signal.SIGINT)
+    assert interrupted.wait(timeout=60) == 130
+    done = len(numbers(cut))
+    assert catalog(cut / "ckpt")[-1].step == done
+    assert msgspec.json.decode((cut / "result.json").read_bytes())["ended"] == "interrupted"
+
+    killed = start(text, cut, steps=done + 6)
+    assert len(processes_of(cut)) == 5, "a nursery and four ranks"
+    killed.kill()
+    killed.wait()
+    deadline = time.monotonic() + 20
+    while processes_of(cut):
+        assert time.monotonic() < deadline, "ranks outlive their driver"
+        time.sleep(0.02)
+
+    ended = msctl("train", text, "--run", cut)
+    assert ended.returncode == 0, ended.stderr
+    assert numbers(cut) == numbers(whole)
+    rows = [json.loads(line) for line in (cut / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["val_loss_per_byte"] < rows[0]["loss"], "text has been learnt"
+
+
+def test_a_dry_run_starts_nothing(recipe: Path, tmp_path: Path) -> None:
+    ended = msctl("train", recipe, "--dry-run", "--runs", tmp_path / "runs", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["world"] == 4
+    assert not (tmp_path / "runs").exists()
