@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.model.parameter import Init, info_of, initialize, name_parameters, parameter
 from engine.ops import random
 from engine.ops.attention import attention
+from engine.ops.native import Kernels
 from engine.ops.rotary import rotary_tables, rotate
 from engine.spec.model import ModelSpec
 from engine.spec.recipe import Recompute
@@ -105,13 +106,15 @@ class AttentionCore(nn.Module):
         self.head_dim, self.window = spec.head_dim, spec.window_of(layer)
         self.theta = spec.rope_theta if spec.position == "rotary" else 0.0
         self._tables: tuple[Tensor, Tensor] | None = None
+        self.kernels: Kernels | None = None
+        """Native operators, if they were chosen."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend over the whole sequence; works on any number of heads."""
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
         if self.theta:
             cos, sin = self._rotation(q)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = (rotate(x, cos, sin, kernels=self.kernels) for x in (q, k))
         return attention(q, k, v, window=self.window)
 
     def _rotation(self, q: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,16 @@
-"""Rotary positions: feature pairs (i, i + d/2) are turned by an angle that grows with position."""
+"""Rotary positions: feature pairs (i, i + d/2) are turned by an angle that grows with position.
+
+Traffic: 2 elements a value, forward and backward (csrc/include/ms/rotary.h).
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+
+from engine.ops.activation import rows_of
+from engine.ops.native import Kernels
 
 
 def rotary_tables(s: int, d: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -11,7 +20,34 @@ def rotary_tables(s: int, d: int, theta: float, like: Tensor) -> tuple[Tensor, T
     return angle.cos()[:, None, None].to(like.dtype), angle.sin()[:, None, None].to(like.dtype)
 
 
-def rotate(x_sbnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotation to queries or keys."""
+def rotate(x_sbnd: Tensor, cos: Tensor, sin: Tensor, *, kernels: Kernels | None = None) -> Tensor:
+    """Apply the rotation to queries or keys; rows [n, d] may lie apart, but must be dense."""
+    if kernels is not None and kernels.fit(x_sbnd):
+        return _Rotate.apply(x_sbnd, cos, sin, kernels)
+    return reference_rotate(x_sbnd, cos, sin)
+
+
+def reference_rotate(x_sbnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same in plain torch."""
     a, b = x_sbnd.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, kernels: Kernels) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.kernels = kernels
+        return _turn(x, cos, sin, kernels, inverse=False)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        return _turn(dy, *ctx.saved_tensors, ctx.kernels, inverse=True), None, None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, kernels: Kernels, *, inverse: bool) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    s, b, n, d = x.shape
+    rows = rows_of(x.flatten(2))
+    kernels.ops.rotary(rows, cos, sin, y.view(s * b, n * d), b, d, inverse)
+    return y

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from engine.model.transformer import (
+    AttentionCore,
     Chunk,
     Dropout,
     Embedding,
@@ -86,6 +87,8 @@ def parallelize(
     for module in chunk.modules():
         if isinstance(module, Dropout):
             module.first = begin
+        elif isinstance(module, AttentionCore):
+            module.kernels = place.kernels
     return ParallelChunk(chunk, flat, tied)
 
 

@@ -17,6 +17,7 @@
 #include "ms/cross_entropy.h"
 #include "ms/norm.h"
 #include "ms/optim.h"
+#include "ms/rotary.h"
 
 namespace {
 
@@ -228,6 +229,18 @@ void cross_entropy_gradient(Tensor logits, Tensor targets, Tensor largest, Tenso
          at.stream);
 }
 
+void rotary(Tensor x, Tensor cos, Tensor sin, Tensor y, int64_t batch, int64_t dim, bool inverse) {
+    int64_t rows = x.size(0), cols = x.size(1), stride = check_rows("x", x, x, rows, cols);
+    STD_TORCH_CHECK(batch > 0 && dim > 0 && dim % 2 == 0 && cols % dim == 0 && rows % batch == 0,
+                    "x: not rows of whole heads for whole positions");
+    int64_t y_stride = check_rows("y", y, x, rows, cols), table = rows / batch * (dim / 2);
+    check("cos", cos, x, table, x.scalar_type());
+    check("sin", sin, x, table, x.scalar_type());
+    Place at(x);
+    CALL(at, rotary, pointer(x), pointer(cos), pointer(sin), pointer(y), rows, batch, cols / dim, dim,
+         stride, y_stride, int(inverse), dtype_of(x), at.stream);
+}
+
 void check_state(const Tensor& param, std::initializer_list<Tensor> others) {
     for (const Tensor& t : others) check("state", t, param, param.numel(), param.scalar_type());
     check("param", param, param, param.numel(), param.scalar_type());
@@ -276,6 +289,7 @@ STABLE_TORCH_LIBRARY(msctl, m) {
     m.def(
         "norm_backward(int kind, Tensor dy, Tensor? dtotal, Tensor s, Tensor weight, Tensor? mean, "
         "Tensor rstd, Tensor(a!) dx, Tensor(b!) dweight, Tensor(c!)? dbias) -> ()");
+    m.def("rotary(Tensor x, Tensor cos, Tensor sin, Tensor(a!) y, int batch, int dim, bool inverse) -> ()");
     m.def("gelu_forward(Tensor x, Tensor? bias, Tensor(a!) y) -> ()");
     m.def("gelu_backward(Tensor dy, Tensor x, Tensor? bias, Tensor(a!) dx, Tensor(b!)? dbias) -> ()");
     m.def("swiglu_forward(Tensor gate, Tensor up, Tensor(a!) y) -> ()");
@@ -299,6 +313,7 @@ STABLE_TORCH_LIBRARY(msctl, m) {
 #define IMPLEMENT(m)                                                           \
     m.impl("norm_forward", TORCH_BOX(&norm_forward));                          \
     m.impl("norm_backward", TORCH_BOX(&norm_backward));                        \
+    m.impl("rotary", TORCH_BOX(&rotary));                                      \
     m.impl("gelu_forward", TORCH_BOX(&gelu_forward));                          \
     m.impl("gelu_backward", TORCH_BOX(&gelu_backward));                        \
     m.impl("swiglu_forward", TORCH_BOX(&swiglu_forward));                      \

@@ -281,6 +281,27 @@ def test_optimizers(n, dtype):
     both("lamb_apply", lambda: [*state()[:2], pieces, len(table), ratio, 1e-2, code], (0,), dtype)
 
 
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "batch", "heads", "dim"), [(2, 1, 1, 2), (6, 2, 3, 10), (9, 3, 4, 64)]
+)
+@pytest.mark.parametrize("gap", [0, 3, 16])
+@pytest.mark.parametrize("inverse", [0, 1])
+def test_rotary(rows, batch, heads, dim, gap, inverse, dtype):
+    cols = heads * dim
+    angle = numbers(rows // batch, dim // 2, dtype=torch.float64)
+    tables = [angle.cos().to(dtype), angle.sin().to(dtype)]
+
+    def make():
+        y = torch.zeros(rows, cols + gap, dtype=dtype)
+        return [
+            numbers(rows, cols + gap, dtype=dtype), *tables, y, rows, batch, heads, dim, cols + gap,
+            cols + gap, Code(inverse), Code(DTYPES[dtype]),
+        ]  # fmt: skip
+
+    both("rotary", make, (3,), dtype)
+
+
 def test_the_same_call_twice_gives_the_same_bits():
     rows, cols = 37, 129
     found = []

@@ -2,11 +2,13 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ops.rotary import rotary_tables, rotate
+from engine.ops.rotary import reference_rotate, rotary_tables, rotate
+from tests.engine.ops.forms import assert_near, kernels, numbers
 
 LIKE = torch.empty(0, dtype=torch.float64)
 TOLERANCE = 1e-12
@@ -68,3 +70,24 @@ def test_turning_is_invertible():
 def test_tables_take_the_precision_of_the_queries():
     cos, _ = rotary_tables(4, 8, 10000.0, torch.empty(0, dtype=torch.bfloat16))
     assert (cos.dtype, cos.shape) == (torch.bfloat16, (4, 1, 1, 4))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("s", "b", "n", "d"), [(1, 1, 1, 2), (5, 2, 3, 6), (7, 3, 2, 64)])
+def test_the_native_form_equals_the_reference(s, b, n, d, dtype):
+    cos, sin = rotary_tables(s, d, 10000.0, torch.empty(0, dtype=dtype))
+    x = numbers(s, b, n, d, dtype=dtype)
+    exact = (cos.double(), sin.double())
+    assert_near(
+        lambda x: rotate(x, cos, sin, kernels=kernels()), lambda x: reference_rotate(x, *exact), [x]
+    )
+
+
+@pytest.mark.native
+def test_heads_inside_a_wider_row_need_no_copy_first():
+    cos, sin = rotary_tables(5, 8, 10000.0, LIKE)
+    wider = numbers(5, 2, 100)
+    x = wider[..., 10:58].unflatten(-1, (6, 8))
+    exact = reference_rotate(x, cos, sin)
+    assert torch.allclose(rotate(x, cos, sin, kernels=kernels()), exact, atol=TOLERANCE)
