@@ -6,10 +6,7 @@ import pytest
 
 from tests.house.source import ROOT, ROWS, files, name, room
 
-BUILDING = {
-    "job", "train", "parallel", "model", "optim", "data", "ckpt", "health", "ops", "comm", "plan",
-    "diagnose", "device",
-}  # fmt: skip
+BUILDING = {"ckpt", "health", "diagnose"}
 """Rooms whose tests are still being written: what they lack is listed, not failed."""
 
 COVERED_BY = {
