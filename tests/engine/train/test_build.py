@@ -1,5 +1,7 @@
 """From a recipe to a rank's parts: programs, buffers, and who counts what."""
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -86,7 +88,8 @@ def test_messages_between_stages_have_the_streams_shape():
     assert split.stream_shape == (4, 1, 16)
 
 
-def test_seeding_makes_strangers_repeatable_and_forbids_chance():
+def test_seeding_makes_strangers_repeatable_and_forbids_chance(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = torch.are_deterministic_algorithms_enabled()
     try:
         seed_everything(recipe())
@@ -94,5 +97,6 @@ def test_seeding_makes_strangers_repeatable_and_forbids_chance():
         seed_everything(recipe())
         assert torch.equal(torch.rand(3), first)
         assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8", "else CUDA refuses products"
     finally:
         torch.use_deterministic_algorithms(before)
