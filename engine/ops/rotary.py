@@ -42,7 +42,8 @@ class _Rotate(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        return _turn(dy, *ctx.saved_tensors, ctx.kernels, inverse=True), None, None, None
+        cos, sin = ctx.saved_tensors
+        return _turn(dy, cos, sin, ctx.kernels, inverse=True), None, None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, kernels: Kernels, *, inverse: bool) -> Tensor:
