@@ -1,6 +1,5 @@
 """From a recipe to the parts of one rank: model chunks, shards, optimizers, pipelines."""
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -132,6 +131,4 @@ def seed_everything(recipe: Recipe) -> None:
     """Nothing of ours draws from global generators; this is for operators that might."""
     torch.manual_seed(recipe.seed)
     if recipe.train.deterministic:
-        # read by cuBLAS at its first product; without it torch refuses products on CUDA
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=False)

@@ -66,6 +66,8 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
         )
     device = open_device(recipe.train.device, rank - task.local_offset)
     torch.set_num_threads(recipe.train.threads or max(1, (os.cpu_count() or 1) // task.world))
+    # torch refuses products on CUDA in deterministic mode unless cuBLAS finds this
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     seed_everything(recipe)
     path = folder / "events" / f"rank-{rank:05d}.jsonl" if recipe.monitor.events else None
     with EventWriter(path, rank) as events:

@@ -1,7 +1,5 @@
 """From a recipe to a rank's parts: programs, buffers, and who counts what."""
 
-import os
-
 import msgspec
 import pytest
 import torch
@@ -88,8 +86,7 @@ def test_messages_between_stages_have_the_streams_shape():
     assert split.stream_shape == (4, 1, 16)
 
 
-def test_seeding_makes_strangers_repeatable_and_forbids_chance(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+def test_seeding_makes_strangers_repeatable_and_forbids_chance():
     before = torch.are_deterministic_algorithms_enabled()
     try:
         seed_everything(recipe())
@@ -97,6 +94,5 @@ def test_seeding_makes_strangers_repeatable_and_forbids_chance(monkeypatch):
         seed_everything(recipe())
         assert torch.equal(torch.rand(3), first)
         assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8", "else CUDA refuses products"
     finally:
         torch.use_deterministic_algorithms(before)

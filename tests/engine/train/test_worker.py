@@ -34,7 +34,11 @@ def as_rank(rank: int, meet: Rendezvous, args: dict) -> dict:
     world = args["world"]
     task = RankTask(folder=args["folder"], world=world, host=meet.host, port=meet.port)
     code = run_rank(rank, task, meet.listen_fd)
-    return {"code": code, "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN}
+    return {
+        "code": code,
+        "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
 
 
 def run(world: World, folder: Path, ranks: int = 1) -> dict:
@@ -45,7 +49,7 @@ def run(world: World, folder: Path, ranks: int = 1) -> dict:
 
 def test_a_run_leaves_metrics_events_and_a_checkpoint(world: World, tmp_path: Path):
     folder = folder_of(tmp_path / "r")
-    assert run(world, folder) == {"code": 0, "sigint": True}
+    assert run(world, folder) == {"code": 0, "sigint": True, "cublas": ":4096:8"}
     assert [m.step for m in read_metrics(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     names = [e.name for e in read_events(folder / "events" / "rank-00000.jsonl")]
     assert names[0] == "clock"
