@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.case import STEPS, recipe_of, reference, worst
 from bench.ranks import World
 from engine.spec.shape import legal
@@ -142,6 +144,7 @@ def main() -> None:
     wanted = cases(a.precision)[: a.most]
     todo = [case for case in wanted if key_of(case) not in done]
     print(f"{len(wanted)} cases, {len(todo)} to run", flush=True)
+    torch.set_num_threads(1)
     world = World()
     with tempfile.TemporaryDirectory() as folder, a.out.open("a") as out:
         planned = plan(wanted, Path(folder))
