@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from engine.errors import MissingError, RecipeError
 from engine.spec.base import Noun
 from engine.spec.load import dump_recipe, load_recipe
 from engine.spec.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 RESULT = "result.json"
 
@@ -79,6 +82,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
                 f"{folder}: a run is going on in it (process {owner})",
                 remedy="wait for it or end it, or name another --run folder",
             ) from None
+        except OSError:
+            logger.warning("%s: its file system knows no locks; start one run in it only", folder)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -151,6 +151,13 @@ def test_an_interrupted_run_saves_and_goes_on_bitwise(tmp_path: Path):
     assert both[0] == both[1]
 
 
+def test_sigterm_stops_a_run_as_an_interrupt_does(tmp_path: Path):
+    """What a batch system sends before it kills."""
+    result = drive(tmp_path, made(ENDLESS), at=2, do=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert result.ended == "interrupted"
+    assert (tmp_path / "ckpt" / f"step-{result.steps:08d}").is_dir()
+
+
 def test_a_second_interrupt_ends_at_once(tmp_path: Path):
     begin = time.monotonic()
     result = drive(tmp_path, made(ENDLESS), at=2, do=interrupt(2))

@@ -1,5 +1,7 @@
 """Run folders: where a run goes, what it may continue, who holds it, how it ended."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -107,6 +109,18 @@ def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
             pass
     with hold_folder(tmp_path / "r"):
         pass
+
+
+def test_where_the_file_system_knows_no_locks_a_run_is_warned_not_stopped(
+    tmp_path: Path, monkeypatch, caplog
+):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with hold_folder(tmp_path):
+        pass
+    assert "knows no locks" in caplog.text
 
 
 @pytest.mark.multi
