@@ -5,16 +5,22 @@ step passes its deadline: that dump names the culprit of a hang. Lines are kept 
 written at step boundaries; beyond `limit` pending lines new ones are dropped and counted.
 """
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
 
 from engine.events.schema import NAMES, Attr, Event, Kind
+
+
+_LONGEST_LINE = 1 << 20
+"""Bytes of a line that readers take."""
 
 
 class EventWriter:
@@ -33,7 +39,8 @@ class EventWriter:
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            self._file = path.open("ab+")
+            _drop_torn_end(self._file)
 
     @property
     def active(self) -> bool:
@@ -143,3 +150,14 @@ class EventWriter:
         if error is not None:
             self.instant("error", {"what": str(error)[:2000], "type": type(error).__name__})
         self.close(ended=error is None)
+
+
+def _drop_torn_end(file: BinaryIO) -> None:
+    """Cut off the half line that a killed rank left, so that new lines do not grow onto it."""
+    size = file.seek(0, os.SEEK_END)
+    start = max(0, size - _LONGEST_LINE)
+    file.seek(start)
+    end = file.read()
+    if end and not end.endswith(b"\n"):
+        file.truncate(start + end.rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)

@@ -95,3 +95,24 @@ def test_callbacks_of_other_threads_keep_the_order_of_seq(path):
         thread.join()
     writer.close(ended=False)
     assert [e.seq for e in read_events(path)] == list(range(800))
+
+
+@pytest.mark.parametrize("cut", [1, 20, 0])
+def test_a_restart_does_not_write_onto_the_line_that_a_killed_rank_left(path, cut):
+    """Torn by `cut` bytes or not at all: every line that is there is whole."""
+    with EventWriter(path, 3) as writer:
+        writer.value("loss", 1.0)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - cut])
+    with EventWriter(path, 3) as writer:
+        writer.value("loss", 2.0)
+    names = [e.name for e in read_events(path)]
+    assert names == ["loss", *(["end"] if cut == 0 else []), "loss", "end"]
+
+
+def test_a_file_that_is_one_torn_line_begins_anew(path):
+    path.parent.mkdir()
+    path.write_bytes(b'{"v":1,"rank":')
+    with EventWriter(path, 3) as writer:
+        writer.value("loss", 2.0)
+    assert [e.name for e in read_events(path)] == ["loss", "end"]
