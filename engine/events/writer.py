@@ -18,7 +18,6 @@ import msgspec
 
 from engine.events.schema import NAMES, Attr, Event, Kind
 
-
 _LONGEST_LINE = 1 << 20
 """Bytes of a line that readers take."""
 
