@@ -21,6 +21,7 @@ from engine.ops.adamw import Moment, Slots, adamw_
 from engine.ops.lamb import cut, lamb_apply_, lamb_moments_
 from engine.ops.native import Kernels, choose
 from engine.ops.norm import NormOp, wide
+from engine.ops.rotary import rotary_tables, rotate
 
 
 class Case(NamedTuple):
@@ -35,6 +36,7 @@ def cases(kernels: Kernels, rows: int, hidden: int, like: torch.Tensor) -> list[
     return [
         *norm_cases(kernels, rows, hidden, like),
         *activation_cases(kernels, rows, 4 * hidden, like, size),
+        *rotary_cases(kernels, rows, hidden, like),
         *loss_cases(kernels, rows, 8 * hidden, like, size),
         *optimizer_cases(kernels, 16 * hidden * hidden, like),
     ]
@@ -93,6 +95,14 @@ def activation_cases(kernels, rows, cols, like, size) -> list[Case]:
         made.append(Case(f"{name} forward", traffic[0] * each, run[kernels], run[None]))
         made.append(Case(f"{name} backward", traffic[1] * each, back(kernels), back(None)))
     return made
+
+
+def rotary_cases(kernels: Kernels, rows: int, hidden: int, like: torch.Tensor) -> list[Case]:
+    dim = min(128, hidden // 2)
+    x = torch.randn_like(like.new_empty(rows, 1, hidden // dim, dim))
+    tables = rotary_tables(rows, dim, 10000.0, x)
+    run = {k: (lambda k=k: rotate(x, *tables, kernels=k)) for k in (kernels, None)}
+    return [Case("rotary", 2 * x.numel() * x.element_size(), run[kernels], run[None])]
 
 
 def loss_cases(kernels, rows, vocab, like, size) -> list[Case]:
