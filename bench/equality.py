@@ -16,7 +16,7 @@ what is there is not run again. A table by layout is printed at the end.
 import argparse
 import itertools
 import json
-import tempfile
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,9 @@ def main() -> None:
     print(f"{len(wanted)} cases, {len(todo)} to run", flush=True)
     torch.set_num_threads(1)
     world = World()
-    with tempfile.TemporaryDirectory() as folder, a.out.open("a") as out:
-        planned = plan(wanted, Path(folder))
+    folder = Path(f"{a.out}.ckpt")  # kept until all is done: a later invocation goes on with it
+    with a.out.open("a") as out:
+        planned = plan(wanted, folder)
         for ranks, same in itertools.groupby(todo, key=ranks_of):
             group = list(same)
             for first in range(0, len(group), _AT_ONCE):
@@ -159,6 +160,7 @@ def main() -> None:
                 print(f"{ranks} ranks, {first + _AT_ONCE} of {len(group)} cases, "
                       f"{time.monotonic() - start:.1f} s", flush=True)  # fmt: skip
     world.close()
+    shutil.rmtree(folder, ignore_errors=True)
     show([done[key_of(case)] for case in wanted], a.precision)
 
 
