@@ -90,11 +90,13 @@ def plan(wanted: list[Case], folder: Path) -> dict[str, Case]:
 
 def run(world: World, part: list[Case], planned: dict[str, Case]) -> list[Row]:
     """Some cases of one number of ranks."""
-    given = []
+    given, saved = [], set()
     for case in part:
         more = dict(planned[key_of(case)])
-        if more["load"] and not Path(more["load"][0]).exists():
-            more["load"] = None  # a part of an earlier invocation
+        place = more["load"] and more["load"][0]
+        if place and place not in saved and not Path(place).exists():
+            more["load"] = None  # saved by an earlier invocation and gone since
+        saved.add(more["save"][0])
         given.append(case | more)
     results = world.run("bench.case:train_and_resume", ranks_of(part[0]), given, deadline_s=900)
     rows = []
