@@ -30,8 +30,8 @@ from engine.train.trainer import Trainer
 STEPS = 10
 GLOBAL_BATCH = 8
 LR = 2e-3
-"""Low enough for a well-conditioned problem: at 5e-3 sixteen layers amplify rounding so much that the
-plain model in fp32 differs by 1.4e-5 from itself with another micro-batch; at 2e-3 by 1e-7."""
+"""Low enough for a well-conditioned problem: at 5e-3 sixteen layers amplify rounding so much that
+the plain model in fp32 differs by 1.4e-5 from itself with another micro-batch; at 2e-3 by 1e-7."""
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
     "gpt-untied": {"tied": False},
