@@ -6,6 +6,8 @@ nursery's reports; what people should see it hands to a callback.
 
 import contextlib
 import os
+import platform
+import secrets
 import selectors
 import signal
 import socket
@@ -18,7 +20,9 @@ from typing import Literal
 
 import msgspec
 
+from engine.comm.embedded_redis import store_of
 from engine.comm.listen import listening_socket
+from engine.data.node_process import NodeProcess, NodeTask
 from engine.job.cause import Cause, as_error, find_cause
 from engine.job.nursery import Report, Signal, Start
 from engine.job.run import RunResult, hold_folder, prepare_folder, write_result
@@ -71,8 +75,13 @@ class Driver:
             prepare_folder(self.folder, self.recipe)
             clear_failures(self.folder)
             tail = MetricsTail(self.folder / "metrics.jsonl")
-            with listening_socket(self.recipe.train.host, self.recipe.train.port) as meet:
-                code = self._follow(meet, tail, steps, resume)
+            with (
+                listening_socket(self.recipe.train.host, self.recipe.train.port) as meet,
+                node_loader(self.recipe, self.folder) as loader,
+                store_of(self.recipe.train.store) as store,
+            ):
+                task = self._task(meet, steps, resume, loader, store)
+                code = self._follow(meet, tail, task)
             failed = len(self._ended) < self.recipe.layout.world_size
             failed = failed or any(report.code for report in self._ended)
             cause = self._cause(code) if failed else None
@@ -101,15 +110,21 @@ class Driver:
             for kind, handler in zip(kinds, old, strict=True):
                 signal.signal(kind, handler)
 
-    def _follow(self, meet: socket.socket, tail: MetricsTail, steps: int, resume: str) -> int:
+    def _task(
+        self, meet: socket.socket, steps: int, resume: str, loader: str, store: str
+    ) -> RankTask:
+        """What all ranks of this start are told."""
+        return RankTask(
+            folder=str(self.folder), world=self.recipe.layout.world_size,
+            host=self.recipe.train.host, port=meet.getsockname()[1], steps=steps, resume=resume,
+            loader=loader, store_url=store,
+            store_prefix=f"{self.folder.name}/{secrets.token_hex(4)}/", nodes=(platform.node(),),
+        )  # fmt: skip
+
+    def _follow(self, meet: socket.socket, tail: MetricsTail, task: RankTask) -> int:
         """Run a nursery to its end; returns its exit code."""
         control, theirs = socket.socketpair()
-        layout = self.recipe.layout
-        task = RankTask(
-            folder=str(self.folder), world=layout.world_size, host=self.recipe.train.host,
-            port=meet.getsockname()[1], steps=steps, resume=resume,
-        )  # fmt: skip
-        start = Start(ranks=tuple(range(layout.world_size)), task=task)
+        start = Start(ranks=tuple(range(task.world)), task=task)
         with control, selectors.DefaultSelector() as selector:
             nursery = self._start_nursery(theirs)
             try:
@@ -226,6 +241,22 @@ class Driver:
         log = self.folder / "log" / "nursery.log"
         what = f"the process that forks ranks ended with code {nursery_code} before any rank did"
         return cause._replace(what=what, remedy=f"read {log}", is_own=True)
+
+
+@contextlib.contextmanager
+def node_loader(recipe: Recipe, folder: Path) -> Iterator[str]:
+    """The loader process of this node while its ranks run: its address, empty if they read."""
+    if recipe.data.loader == "rank":
+        yield ""
+        return
+    layout = recipe.layout
+    task = NodeTask(
+        recipe=str(folder / "recipe.toml"),
+        replicas=tuple(range(layout.dp)),
+        ranks=layout.world_size,
+    )
+    with NodeProcess(task, log_file=folder / "log" / "data.log") as process:
+        yield process.address
 
 
 def _tell(control: socket.socket, request: Signal) -> None:

@@ -18,6 +18,7 @@ RULES = (
     check_shape.batch,
     check_shape.schedule,
     check_run.texts,
+    check_run.store,
     check_run.learning_rate,
     check_run.moments,
     check_run.source,

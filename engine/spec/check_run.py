@@ -1,6 +1,7 @@
 """How optimizer, data and cluster must fit the run; each rule yields what breaks it."""
 
 from collections.abc import Iterator
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from engine.spec.cluster import ClusterSpec
 from engine.spec.keys import Keys, problem
@@ -22,9 +23,39 @@ def texts(keys: Keys) -> Iterator[Problem]:
         if not text.strip():
             yield problem(key, what=f"{key} is empty", remedy=f"give {key} a value, or delete it")
     paths = {"data.source": "".join(recipe.data.source), "data.cache": recipe.data.cache}
+    paths["checkpoint.path"] = recipe.checkpoint.path
     for key, text in (named | paths).items():
         if "\0" in text:
             yield problem(key, what=f"{key} holds a NUL character", remedy=f"correct {key}")
+
+
+def store(keys: Keys) -> Iterator[Problem]:
+    """Ranks meet at something that exists, and no password stands in the recipe."""
+    wish = keys.recipe.train.store
+    if wish in ("tcp", "redis"):
+        return
+    parts = _url(wish)
+    where = parts.hostname if parts.scheme in ("redis", "rediss") else parts.path
+    if parts.scheme not in ("redis", "rediss", "unix") or not where:
+        yield problem(
+            "train.store",
+            what=f"{keys.show('train.store')} is neither tcp, redis nor the URL of a Redis",
+            remedy="write e.g. redis://HOST:6379/0?password_file=PATH",
+        )
+    elif "@" in parts.netloc or "password" in parse_qs(parts.query):
+        yield problem(
+            "train.store",
+            what="train.store holds a password, and recipes are copied into run folders",
+            remedy="put it into a file and name that: redis://HOST:6379/0?password_file=PATH",
+        )
+
+
+def _url(text: str) -> SplitResult:
+    """A URL's parts; nothing if it has none."""
+    try:
+        return urlsplit(text)
+    except ValueError:  # e.g. half a bracket
+        return urlsplit("")
 
 
 def learning_rate(keys: Keys) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from engine.spec.base import Count, NonNegative, Noun, Positive, Ratio, Size, doc
 from engine.spec.cluster import ClusterSpec
+from engine.spec.job import JobSpec
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
 
@@ -90,6 +91,10 @@ class DataSpec(Noun, frozen=True, kw_only=True):
     shuffle: Annotated[bool, doc("shuffle samples anew in every epoch")] = True
     limit_bytes: Annotated[Size, doc("read at most this much text; 0 = all")] = 0
     cache: Annotated[str, doc("folder for token files; empty = the user's cache")] = ""
+    loader: Annotated[
+        Literal["node", "rank"],
+        doc("who reads: one process per node for all its ranks, or every rank for itself"),
+    ] = "node"
 
 
 class TrainSpec(Noun, frozen=True, kw_only=True):
@@ -109,16 +114,45 @@ class TrainSpec(Noun, frozen=True, kw_only=True):
     eval_batches: Annotated[Size, doc("global batches of a validation; 0 = no validation")] = 4
     deterministic: Annotated[bool, doc("refuse operators whose result depends on timing")] = True
     threads: Annotated[Size, doc("CPU threads of a rank; 0 = cores / ranks on the node")] = 0
+    store: Annotated[
+        str,
+        doc(
+            "where ranks meet: tcp (served by rank 0), redis (a private server), or the URL of a "
+            "server, redis://HOST:PORT/0?password_file=PATH"
+        ),
+    ] = "tcp"
     host: Annotated[str, doc("address at which ranks find each other")] = "127.0.0.1"
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)], doc("0 = a free one")] = 0
 
 
 class CkptSpec(Noun, frozen=True, kw_only=True):
-    """When to save and what to keep."""
+    """When to save, where to, and what to keep."""
 
-    every: Annotated[Size, doc("steps between checkpoints; 0 = only at the end")] = 0
+    path: Annotated[
+        str,
+        doc("folder or fsspec URL; {run} is the run's name; empty = ckpt in the run's folder"),
+    ] = ""
+    two_stage: Annotated[
+        bool, doc("snapshot into memory, written behind training; false: training waits")
+    ] = True
+    every: Annotated[Size, doc("steps between checkpoints; 0 = not by steps")] = 0
+    every_minutes: Annotated[NonNegative, doc("minutes between checkpoints; 0 = not by time")] = 0.0
+    auto: Annotated[
+        bool, doc("by what a save costs, as measured, and mtbf_h: the interval that loses least")
+    ] = False
+    mtbf_h: Annotated[Positive, doc("mean hours between failures of the whole run")] = 24.0
+    spike: Annotated[
+        NonNegative, doc("save and mark when the loss jumps by so many deviations; 0 = never")
+    ] = 0.0
     keep: Annotated[Size, doc("newest checkpoints to keep; 0 = all")] = 3
     at_end: Annotated[bool, doc("save after the last step")] = True
+    partner: Annotated[bool, doc("a copy of each snapshot in the next node's memory")] = False
+    rate_mib_s: Annotated[NonNegative, doc("most MiB/s a node writes behind training; 0 = any")] = (
+        0.0
+    )
+    deadline_s: Annotated[
+        Positive, doc("a snapshot not in the store by then is an alarm; the end waits no longer")
+    ] = 600.0
 
 
 class MonitorSpec(Noun, frozen=True, kw_only=True):
@@ -154,4 +188,5 @@ class Recipe(Noun, frozen=True, kw_only=True):
     train: Annotated[TrainSpec, doc("the loop")] = field(default_factory=TrainSpec)
     checkpoint: Annotated[CkptSpec, doc("saving")] = field(default_factory=CkptSpec)
     monitor: Annotated[MonitorSpec, doc("recording")] = field(default_factory=MonitorSpec)
+    job: Annotated[JobSpec, doc("keeping it alive")] = field(default_factory=JobSpec)
     cluster: Annotated[ClusterSpec | None, doc("what it runs on, for plan; none = this one")] = None

@@ -1,6 +1,7 @@
 """The loop around the step: batches, validation, checkpoints, metrics, and when to end."""
 
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.save import save_checkpoint
 from engine.comm.collectives import barrier, gather_bytes
 from engine.data.loader import Loader, open_loaders
+from engine.data.node_loader import NodeLoader, open_node_loaders
 from engine.device import DTYPES, Device
 from engine.model.transformer import MicroBatch
 from engine.spec.load import dump_recipe
@@ -34,9 +36,15 @@ class Loop:
         self.trainer, self.device, self.folder, self.task = trainer, device, folder, task
         self.recipe = trainer.recipe
         self.mesh = trainer.engine.mesh
-        self.train, self.validation = open_loaders(
-            self.recipe, replica=self.mesh.layout.coord(self.mesh.rank).dp
-        )
+        replica = self.mesh.layout.coord(self.mesh.rank).dp
+        self.train: Loader | NodeLoader
+        self.validation: Loader | NodeLoader | None
+        if task.loader:
+            self.train, self.validation = open_node_loaders(
+                self.recipe, task.loader, replica=replica
+            )
+        else:
+            self.train, self.validation = open_loaders(self.recipe, replica=replica)
         self._stop = False
         self._saved = -1
 
@@ -144,7 +152,8 @@ class Loop:
         if value is not None and tokens_per_byte is not None:
             per_byte = value * tokens_per_byte
         return StepMetrics(
-            step=result.step + 1, loss=result.loss, grad_norm=result.grad_norm, lr=result.lr,
+            step=result.step + 1, loss=_finite(result.loss), lr=result.lr,
+            grad_norm=_finite(result.grad_norm), skipped=result.skipped,
             tokens=(result.step + 1) * tokens, tokens_per_s=rate, step_s=result.step_s,
             mfu=self.recipe.model.flops_per_token("window") * rate / peak,
             memory_bytes=self.device.memory_bytes(), val_loss=value, val_loss_per_byte=per_byte,
@@ -165,7 +174,14 @@ class Loop:
         return max(rate, 1.0) * self.mesh.layout.world_size
 
 
-def _micro_batches(loader: Loader, step: int, device: torch.device) -> list[MicroBatch]:
+def _finite(value: float) -> float:
+    """JSON has no other numbers; only a step that was left out has one that is not finite."""
+    return value if math.isfinite(value) else 0.0
+
+
+def _micro_batches(
+    loader: Loader | NodeLoader, step: int, device: torch.device
+) -> list[MicroBatch]:
     return [
         MicroBatch(tokens.to(device), targets.to(device), samples.to(device), step)
         for tokens, targets, samples in loader.microbatches(step)
