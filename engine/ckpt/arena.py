@@ -57,6 +57,8 @@ class CommitJob(Noun, frozen=True, kw_only=True):
     world: int
     meta: CheckpointMeta
     created_s: float
+    keep: int = 0
+    """Newest checkpoints to keep once this one is there; 0 = all."""
 
 
 class FlushStatus(Noun, frozen=True, kw_only=True):
@@ -72,9 +74,13 @@ class FlushStatus(Noun, frozen=True, kw_only=True):
     error: str = ""
 
 
-def spool_folder(root: str | Path, node: int = 0, *, base: Path = Path("/dev/shm")) -> Path:
-    """The spool of a run on a node; a restarted run finds the one it left."""
+def spool_folder(root: str | Path, node: int | str = 0, *, base: Path | None = None) -> Path:
+    """The spool of a run on a node; a restarted run finds the one it left.
+
+    base  a folder in memory; default: what MSCTL_SPOOL names, else /dev/shm
+    """
     key = xxhash.xxh3_64_hexdigest(f"{root}|{node}".encode())
+    base = base or Path(os.environ.get("MSCTL_SPOOL") or "/dev/shm")
     return base / f"msctl-{os.getuid()}-{key}"
 
 

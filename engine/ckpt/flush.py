@@ -26,6 +26,7 @@ from engine.ckpt.arena import CommitJob, Spool, Ticket, map_slot
 from engine.ckpt.catalog import CLAIM
 from engine.ckpt.digest import ChunkDigests
 from engine.ckpt.manifest import CHUNK_BYTES, COMMITTED
+from engine.ckpt.prune import keep_newest
 from engine.ckpt.save import Part, assemble, claim_note, commit
 from engine.ckpt.store import Store, open_store
 from engine.errors import CheckpointError, EngineError
@@ -53,6 +54,8 @@ class FlushOptions(Noun, frozen=True, kw_only=True):
     retry_first_s: Positive = 0.5
     retry_most_s: Positive = 60.0
     nice: int = 5
+    log: str = ""
+    """File for its log; empty: in the spool."""
 
 
 class Flusher:
@@ -156,6 +159,7 @@ class Flusher:
             return False
         self._say(committed_step=job.meta.step, committed=job.folder, error="", writing="")
         self._tidy(store, job)
+        self._keep_newest(job)
         self.spool.write_job(job.folder, None)
         self._supersede(job)
         return True
@@ -166,6 +170,14 @@ class Flusher:
             store.remove([f"{job.folder}/{part_name(rank)}" for rank in range(job.world)])
         except EngineError as error:
             logger.warning("parts of %s stay: %s", job.folder, error.what)
+
+    def _keep_newest(self, job: CommitJob) -> None:
+        """Retention behind training; what cannot be removed now is removed after the next save."""
+        try:
+            for name in keep_newest(job.root, job.keep):
+                logger.info("%s/%s removed: %d newer ones are there", job.root, name, job.keep)
+        except EngineError as error:
+            logger.warning("older checkpoints stay: %s", error.what)
 
     def _remove_dropped(self, job: CommitJob) -> None:
         """No rank writes into the folder of a dropped snapshot any more: leave nothing behind."""
@@ -269,7 +281,8 @@ def main(arguments: list[str]) -> int:
 
     spool = Spool(Path(arguments[0]))
     options = msgspec.json.decode(arguments[1] if len(arguments) > 1 else "{}", type=FlushOptions)
-    configure("flusher", file=spool.folder / "flusher.log", stderr=False)
+    log = Path(options.log) if options.log else spool.folder / "flusher.log"
+    configure("flusher", file=log, stderr=False)
     lock = spool.take("flusher")
     if lock is None:
         return 0

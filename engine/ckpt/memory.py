@@ -21,6 +21,7 @@ from engine.ckpt.digest import ChunkDigests
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.piece import Piece
 from engine.ckpt.save import Gather
+from engine.ckpt.store import absolute
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,7 @@ def load_from_memory(
 
     Called by all ranks together, before a TwoStage of the new run takes the arena.
     """
-    where = str(root if "://" in str(root) else Path(root).absolute())
-    folder = spool or default_spool(where)
+    folder = spool or default_spool(absolute(root))
     found = _snapshots(Spool(folder)) if folder.is_dir() else {}
     mine = [name for name, places in found.items() if _usable(Spool(folder), places, pieces)]
     every = [msgspec.json.decode(_bytes(m), type=list[str]) for m in gather(_encode(mine))]

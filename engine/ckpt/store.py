@@ -72,6 +72,11 @@ def open_store(where: str | Path) -> Store:
     return UrlStore(text)
 
 
+def absolute(where: str | Path) -> str:
+    """A location that means the same in every process: URLs as they are, paths in full."""
+    return str(where if "://" in str(where) else Path(where).absolute())
+
+
 def split(where: str | Path) -> tuple[str, str]:
     """A checkpoint's location as (root, folder)."""
     root, slash, folder = str(where).rstrip("/").rpartition("/")

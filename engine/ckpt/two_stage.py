@@ -6,15 +6,14 @@ step.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import subprocess
-import sys
+import platform
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,17 +22,17 @@ from engine.ckpt.arena import SLOTS, CommitJob, FlushStatus, Spool, Ticket, chec
 from engine.ckpt.arena import spool_folder as default_spool
 from engine.ckpt.catalog import folder_name, parse_folder
 from engine.ckpt.flush import FlushOptions, open_wake
+from engine.ckpt.leftovers import drop_hopeless, start_flusher
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.piece import Piece
 from engine.ckpt.save import Gather, describe_part
-from engine.ckpt.store import open_store
-from engine.errors import CheckpointError
+from engine.ckpt.store import absolute, open_store
+from engine.errors import CheckpointError, MissingError
 from engine.spec.base import Noun
 
 logger = logging.getLogger(__name__)
 
 SlotState = Literal["free", "pending", "busy"]
-_COPY_BLOCK = 32 << 20
 
 
 class Taken(Noun, frozen=True, kw_only=True):
@@ -56,10 +55,27 @@ class _SlotView(Noun, frozen=True, kw_only=True):
     steps: tuple[int, ...]
 
 
+class _Start(Noun, frozen=True, kw_only=True):
+    """What one rank brings to a start: its node, its arena, the checkpoints it has parts of."""
+
+    place: str
+    need: int
+    holds: tuple[str, ...]
+
+
+class _UnderWay(NamedTuple):
+    """A snapshot between `begin` and `finish`."""
+
+    slot: int
+    lock: int
+    folder: str
+    meta: CheckpointMeta
+
+
 class TwoStage:
     """Saves of one rank, made at start-up with the pieces that every save will have.
 
-    The memory of `SLOTS` whole snapshots is allocated and touched here, and never again.
+    The memory of `SLOTS` whole snapshots is allocated and touched once, by `prepare`.
     """
 
     def __init__(
@@ -74,36 +90,42 @@ class TwoStage:
         options: FlushOptions | None = None,
         copy_threads: int = 1,
         drain_s: float = 120.0,
+        keep: int = 0,
     ) -> None:
-        """Map the arena, start the node's flusher, wait up to `drain_s` for an earlier run's flush.
+        """Take the rank's place in the spool; wait up to `drain_s` if it holds another layout's.
 
         gather   as in save_checkpoint
         spool    folder in memory, the same for all ranks of a node; default: from `root`
-        Raises   MissingError if the arenas do not fit into memory
+        keep     newest checkpoints that the flusher keeps after each commit; 0 = all
+        Raises   MissingError, on every rank, if the arenas of a node do not fit into its memory
         """
+        from engine.ckpt.copying import open_copier
         from engine.ckpt.snapshot import plan_pieces
 
-        self.root = str(root if "://" in str(root) else Path(root).absolute())
-        self.rank, self.world, self.gather = rank, world, gather
+        self.root = absolute(root)
+        self.rank, self.world, self.gather, self.keep = rank, world, gather, keep
         self.options = options or FlushOptions()
         self.spool = Spool(spool or default_spool(self.root))
         self.image = plan_pieces(pieces, rank)
+        self._copier = open_copier([piece.tensor for piece in pieces], copy_threads)
         self._owner = self.spool.take(f"r{rank:05d}.owner", wait=True)
         self.spool.mark_closed(rank, False)
         self._wake = open_wake(self.spool)
-        self._pool = ThreadPoolExecutor(copy_threads) if copy_threads > 1 else None
-        self._ensure_flusher()
-        self._await_leftovers(time.monotonic() + drain_s)
-        check_room(self.spool.folder, SLOTS * self.image.bytes)
-        self._slots = [
-            map_slot(self.spool.image(rank, slot), self.image.bytes, create=True)
-            for slot in range(SLOTS)
-        ]
-        for slot in range(SLOTS):
-            self._memory(slot)[: len(self.image.header)] = np.frombuffer(
-                self.image.header, np.uint8
-            )
+        self._slots: list[np.ndarray] = []
+        self._under_way: _UnderWay | None = None
+        deadline = time.monotonic() + drain_s
+        self._await_leftovers(deadline)
+        self._agree_on_start(deadline)
         self._used = self._used_attempts() if rank == 0 else {}
+
+    def prepare(self) -> None:
+        """Allocate the memory and start the node's flusher; may run in a thread of its own.
+
+        The first save does it if nobody has: it then takes as long as fresh memory does.
+        """
+        if not self._slots:
+            self._slots = [self._map(slot) for slot in range(SLOTS)]
+        self._ensure_flusher()
 
     def save(self, pieces: Sequence[Piece], meta: CheckpointMeta) -> Taken:
         """Snapshot the pieces; when this returns, they may change. Called by all ranks together.
@@ -111,9 +133,18 @@ class TwoStage:
         If the store cannot keep up, an older snapshot that waits gives way, or this one is skipped;
         the log and the result say so. Training is never held up for it.
         """
+        taken = self.begin(pieces, meta, background=False)
+        return msgspec.structs.replace(taken, seconds=taken.seconds + self.finish())
+
+    def begin(
+        self, pieces: Sequence[Piece], meta: CheckpointMeta, *, background: bool = True
+    ) -> Taken:
+        """Begin a snapshot, as `save` does; the pieces must not change before `finish`."""
+        assert self._under_way is None, "the snapshot before was not finished"
         start = time.perf_counter()
-        self._ensure_flusher()
+        self.prepare()
         held = [self.spool.take(self._name(slot)) for slot in range(SLOTS)]
+        slot = None
         try:
             views = self._exchange([lock is not None for lock in held], meta)
             slot = choose_slot([view for view, _ in views])
@@ -122,15 +153,37 @@ class TwoStage:
                 return Taken(step=meta.step, folder="", seconds=time.perf_counter() - start)
             folder = views[0][1]
             dropped = self._clear(slot, [view for view, _ in views])
-            self._copy(slot, pieces)
-            self._issue(slot, folder, meta)
+            lock = held[slot]
+            assert lock is not None, "a chosen slot is free on every rank"
+            sources = [
+                (offset, pieces[index].tensor)
+                for index, offset in zip(self.image.order, self.image.offsets, strict=True)
+            ]
+            self._under_way = _UnderWay(slot, lock, folder, meta)
+            self._copier.start(self._slots[slot], sources, background=background)
         finally:
-            for lock in held:
-                if lock is not None:
+            for index, lock in enumerate(held):
+                if lock is not None and (self._under_way is None or index != slot):
                     os.close(lock)
-        os.write(self._wake, b"!")
         seconds = time.perf_counter() - start
         return Taken(step=meta.step, folder=folder, dropped_step=dropped, seconds=seconds)
+
+    def finish(self) -> float:
+        """Wait until the snapshot that was begun is whole, and hand it to the flusher.
+
+        Returns the seconds waited; without a snapshot under way nothing is done.
+        """
+        if self._under_way is None:
+            return 0.0
+        start = time.perf_counter()
+        (slot, lock, folder, meta), self._under_way = self._under_way, None
+        try:
+            self._copier.finish()
+            self._issue(slot, folder, meta)
+        finally:
+            os.close(lock)
+        os.write(self._wake, b"!")
+        return time.perf_counter() - start
 
     def status(self) -> FlushStatus:
         """What the flusher of this node last said; cheap."""
@@ -153,17 +206,30 @@ class TwoStage:
     def close(self) -> None:
         """Leave in order; the flusher finishes what waits, frees the memory and ends by itself."""
         if self._owner is not None:
+            self._copier.close()
             self.spool.mark_closed(self.rank)
             os.close(self._owner)
             self._owner = None
-        if self._pool:
-            self._pool.shutdown()
+            with contextlib.suppress(OSError):
+                os.write(self._wake, b"!")
+
+    @property
+    def _file(self) -> str:
+        return f"rank-{self.rank:05d}.safetensors"
 
     def _name(self, slot: int) -> str:
         return f"r{self.rank:05d}.{slot}"
 
-    def _memory(self, slot: int) -> np.ndarray:
-        return np.frombuffer(self._slots[slot], np.uint8)
+    def _map(self, slot: int) -> np.ndarray:
+        """A slot's memory with the header of the rank's file in it."""
+        memory = np.frombuffer(
+            map_slot(self.spool.image(self.rank, slot), self.image.bytes, create=True), np.uint8
+        )
+        header = np.frombuffer(self.image.header, np.uint8)
+        if not np.array_equal(memory[: len(header)], header):
+            memory[: len(header)] = header
+        self._copier.pin(memory)
+        return memory
 
     def _exchange(self, free: list[bool], meta: CheckpointMeta) -> list[tuple[_SlotView, str]]:
         """Every rank's slots, and rank 0's name for the new checkpoint."""
@@ -179,8 +245,7 @@ class TwoStage:
         every = self.gather(msgspec.json.encode(mine))
         found = []
         for item in every:
-            assert isinstance(item, bytes), "gather returns what it was given"
-            found.append(msgspec.json.decode(item, type=tuple[_SlotView, str]))
+            found.append(msgspec.json.decode(_bytes(item), type=tuple[_SlotView, str]))
         return found
 
     def _next_name(self, step: int) -> str:
@@ -211,88 +276,95 @@ class TwoStage:
             logger.warning("step %d gives way unsaved: the store is slower than the saves", step)
         return step
 
-    def _copy(self, slot: int, pieces: Sequence[Piece]) -> None:
-        """Pieces to their places in the image, in blocks over the copying threads."""
-        from engine.ckpt.snapshot import host_view
-
-        target, jobs = self._memory(slot), []
-        for index, offset in zip(self.image.order, self.image.offsets, strict=True):
-            source = np.frombuffer(host_view(pieces[index].tensor), np.uint8)
-            for at in range(0, len(source), _COPY_BLOCK):
-                part = source[at : at + _COPY_BLOCK]
-                jobs.append((target[offset + at : offset + at + len(part)], part))
-        if self._pool is None:
-            for to, part in jobs:
-                np.copyto(to, part)
-        else:
-            list(self._pool.map(lambda job: np.copyto(*job), jobs))
-
     def _issue(self, slot: int, folder: str, meta: CheckpointMeta) -> None:
-        file = f"rank-{self.rank:05d}.safetensors"
-        part = describe_part(self.image, file, "", rank=self.rank)
+        part = describe_part(self.image, self._file, "", rank=self.rank)
         ticket = Ticket(
             state="pending", root=self.root, folder=folder, world=self.world, meta=meta, part=part
         )
         if self.rank == 0:
             job = CommitJob(
-                root=self.root, folder=folder, world=self.world, meta=meta, created_s=time.time()
-            )
+                root=self.root, folder=folder, world=self.world, meta=meta, keep=self.keep,
+                created_s=time.time(),
+            )  # fmt: skip
             self.spool.write_job(folder, job)
         self.spool.write_ticket(self.rank, slot, ticket)
 
     def _pending(self) -> bool:
-        tickets = (self.spool.ticket(self.rank, slot) for slot in range(SLOTS))
-        return any(ticket is not None and ticket.state == "pending" for ticket in tickets)
+        return any(ticket.state == "pending" for ticket in self._tickets())
 
     def _await_leftovers(self, deadline: float) -> None:
-        """Let the flusher finish what an earlier run left in this rank's slots, then forget it."""
-        while self._pending() and time.monotonic() < deadline:
+        """Make the slots this rank's own: what another layout left is flushed, then forgotten."""
+        while self._foreign("pending"):
+            self._ensure_flusher()
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"{self.spool.folder} still holds an earlier run's snapshot: "
+                    f"{self.status().error}",
+                    remedy=f"make {self.root} writable, or give it up with "
+                    f"rm -r {self.spool.folder}",
+                )
+            time.sleep(0.05)
+        for slot in self._foreign("flushed"):
+            self.spool.write_ticket(self.rank, slot, None)
+
+    def _foreign(self, state: str) -> list[int]:
+        """Slots whose snapshot has another shape than this rank's will have."""
+        mine = describe_part(self.image, self._file, "", rank=self.rank)
+        found = []
+        for slot in range(SLOTS):
+            ticket = self.spool.ticket(self.rank, slot)
+            if ticket is None or ticket.state != state:
+                continue
+            file = ticket.part.file
+            same = ticket.part.tensors == mine.tensors and file and file.bytes == self.image.bytes
+            if not same or ticket.root != self.root or ticket.world != self.world:
+                found.append(slot)
+        return found
+
+    def _agree_on_start(self, deadline: float) -> None:
+        """Whether the arenas of all ranks of a node fit, and what an earlier run can still commit.
+
+        Raises MissingError on every rank if the memory of any node is too small.
+        """
+        mine = _Start(
+            place=f"{platform.node()}:{self.spool.folder}", need=SLOTS * self.image.bytes,
+            holds=tuple(ticket.folder for ticket in self._tickets()),
+        )  # fmt: skip
+        starts = [
+            msgspec.json.decode(_bytes(item), type=_Start)
+            for item in self.gather(msgspec.json.encode(mine))
+        ]
+        error = b""
+        try:
+            check_room(self.spool.folder, sum(s.need for s in starts if s.place == mine.place))
+            if self.rank == 0:
+                self._settle_jobs(starts, deadline)
+        except MissingError as found:
+            error = msgspec.json.encode((found.what, found.remedy))
+        for item in map(_bytes, self.gather(error)):
+            if item:
+                what, remedy = msgspec.json.decode(item, type=tuple[str, str])
+                raise MissingError(what, remedy=remedy)
+
+    def _settle_jobs(self, starts: Sequence[_Start], deadline: float) -> None:
+        """Commits of an earlier run go on if every rank still has its part, else they are over."""
+        jobs = [
+            job
+            for job in self.spool.jobs()
+            if job.world != self.world or any(job.folder not in s.holds for s in starts)
+        ]
+        while jobs and self.spool.pending() and time.monotonic() < deadline:
             self._ensure_flusher()
             time.sleep(0.05)
-        if self._pending():
-            raise CheckpointError(
-                f"{self.spool.folder} still holds an earlier run's snapshot: {self.status().error}",
-                remedy=f"make {self.root} writable, or give it up with rm -r {self.spool.folder}",
-            )
+        if jobs:
+            drop_hopeless(self.spool)
+
+    def _tickets(self) -> list[Ticket]:
+        found = (self.spool.ticket(self.rank, slot) for slot in range(SLOTS))
+        return [ticket for ticket in found if ticket is not None]
 
     def _ensure_flusher(self) -> None:
         start_flusher(self.spool, self.options)
-
-
-def start_flusher(spool: Spool, options: FlushOptions) -> None:
-    """Start the node's flusher if none lives."""
-    with spool.hold("flusher") as free:
-        if not free:
-            return
-    subprocess.Popen(
-        [
-            sys.executable, "-m", "engine.ckpt.flush", str(spool.folder),
-            msgspec.json.encode(options).decode(),
-        ],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-
-
-def finish_leftovers(
-    root: str | Path, *, spool: Path | None = None, timeout_s: float = 300.0
-) -> FlushStatus | None:
-    """Before a restarted run loads: let the flusher commit what the dead run had snapshotted.
-
-    One rank per node calls it. None if nothing was left, else what the flusher says at the end.
-    """
-    where = str(root if "://" in str(root) else Path(root).absolute())
-    folder = spool or default_spool(where)
-    if not folder.is_dir():
-        return None
-    left, deadline = Spool(folder), time.monotonic() + timeout_s
-    while left.pending() or left.jobs():
-        start_flusher(left, FlushOptions())
-        if time.monotonic() > deadline:
-            logger.warning("%s still waits: %s", folder, left.status().error)
-            break
-        time.sleep(0.02)
-    return left.status()
 
 
 def choose_slot(views: Sequence[_SlotView]) -> int | None:
@@ -310,3 +382,8 @@ def choose_slot(views: Sequence[_SlotView]) -> int | None:
         elif states == {"pending"}:
             waiting.append((oldest, slot))
     return min(free or waiting, default=(0, None))[1]
+
+
+def _bytes(item: object) -> bytes:
+    assert isinstance(item, bytes), "gather returns what it was given"
+    return item

@@ -11,8 +11,9 @@ import torch
 from engine.ckpt.arena import Spool, map_slot, spool_folder
 from engine.ckpt.catalog import catalog
 from engine.ckpt.flush import FlushOptions
+from engine.ckpt.leftovers import finish_leftovers
 from engine.ckpt.manifest import CheckpointMeta
-from engine.ckpt.two_stage import TwoStage, _SlotView, choose_slot, finish_leftovers
+from engine.ckpt.two_stage import TwoStage, _SlotView, choose_slot
 from engine.errors import CheckpointError
 from tests.engine.ckpt.faulty import judge
 from tests.engine.ckpt.state import dense, pieces_of
