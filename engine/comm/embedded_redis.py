@@ -15,10 +15,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from engine.comm.resp import Address, Client, Unreachable
+from engine.comm.resp import Address, Client, Unreachable, parse_url
 from engine.errors import MissingError
 
 _START_S = 10.0
@@ -56,6 +56,23 @@ def _packaged() -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def store_of(wish: str, *, host: str = "") -> Iterator[str]:
+    """The URL of the Redis at which the ranks of a run meet; empty if they use torch's TCPStore.
+
+    wish is `train.store` of the recipe: `tcp`, `redis` for a private server that lives as long as
+    the context, or the URL of a server. host is this node's address for others; empty: none other.
+    """
+    if wish == "tcp":
+        yield ""
+    elif wish == "redis":
+        with EmbeddedRedis(host=host) as server:
+            yield server.url_by_file
+    else:
+        Client(parse_url(wish), patience_s=_START_S).call(("PING",))  # say at once what is wrong
+        yield wish
+
+
 class EmbeddedRedis:
     """A running private server. `restart` brings a dead one back on the same address."""
 
@@ -67,6 +84,9 @@ class EmbeddedRedis:
         self.password = secrets.token_urlsafe(24)
         self._port = _free_port(host) if host else 0
         self._process: subprocess.Popen[bytes] | None = None
+        secret = self._folder / "password"
+        secret.touch(0o600)
+        secret.write_text(self.password)
         try:
             self.restart()
         except BaseException:
@@ -84,6 +104,17 @@ class EmbeddedRedis:
         if self._host:
             return f"redis://:{self.password}@{self._host}:{self._port}/0"
         return f"unix://{self.local.path}?password={self.password}"
+
+    @property
+    def url_by_file(self) -> str:
+        """As `url`, with the password in a file of the server's private folder.
+
+        For what is written down or seen in a list of processes on this machine.
+        """
+        where = (
+            f"redis://{self._host}:{self._port}/0" if self._host else f"unix://{self.local.path}"
+        )
+        return f"{where}?password_file={self._folder / 'password'}"
 
     @property
     def pid(self) -> int:

@@ -20,6 +20,7 @@ Word = str | bytes | int | float
 Value = bytes | int | None | list["Value"]
 Command = Sequence[Word]
 _MAX_REPLY = 1 << 30
+_MAX_PASSWORD = 4096
 _AGAIN = ("LOADING", "MASTERDOWN", "READONLY", "BUSY", "TRYAGAIN")
 """Refusals that pass by themselves: the server is starting or changing roles."""
 
@@ -55,18 +56,23 @@ class _Again(Exception):
 
 
 def parse_url(url: str) -> Address:
-    """`redis://[user]:password@host:port/0`, `rediss://...` or `unix:///path?password=...`."""
+    """`redis://[user]:password@host:port/0`, `rediss://...` or `unix:///path?password=...`.
+
+    `?password_file=PATH` reads the password from a file, so that it stands on no command line.
+    """
     try:
         parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        secret = _read_password(query["password_file"][0]) if "password_file" in query else ""
         if parts.scheme == "unix" and parts.path:
-            query = parse_qs(parts.query)
-            return Address(path=parts.path, password=query.get("password", [""])[0])
+            given = query.get("password", [""])[0]
+            return Address(path=unquote(parts.path), password=secret or given)
         if parts.scheme in ("redis", "rediss") and parts.hostname:
             return Address(
                 host=parts.hostname,
                 port=parts.port or 6379,
                 user=unquote(parts.username or ""),
-                password=unquote(parts.password or ""),
+                password=secret or unquote(parts.password or ""),
                 database=int(parts.path.strip("/") or 0),
                 tls=parts.scheme == "rediss",
             )
@@ -76,6 +82,18 @@ def parse_url(url: str) -> Address:
         f"not the URL of a Redis server (password hidden): {url.rpartition('@')[2]}",
         remedy="write redis://:PASSWORD@HOST:6379/0, or unix:///PATH",
     )
+
+
+def _read_password(path: str) -> str:
+    """The first line of a file."""
+    try:
+        with open(path, "rb") as file:
+            return file.readline(_MAX_PASSWORD).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"{path}: the password of Redis cannot be read: {error}",
+            remedy="write it into that file, readable by you alone (chmod 600)",
+        ) from error
 
 
 def pack(command: Command) -> bytes:

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from engine.comm.meeting import absent
 from engine.comm.resp import Client, Command, Value, parse_url
-from engine.errors import MissingError, RunFailed
-from engine.units import show_seconds
+from engine.errors import MissingError
 
 _SLICE_S = 5.0
 """Longest single wait on the server, so that a dead one is noticed."""
@@ -218,16 +218,7 @@ class RedisStore(dist.Store):
             return
         came = {int(_bytes(r)) for r in self._list(("HKEYS", keys[0]))}
         missing = sorted(set(range(world)) - came)
-        where = nodes or {}
-        shown = ", ".join(
-            f"rank {r}" + (f" on {where[r]}" if r in where else "") for r in missing[:_SHOWN]
-        )
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        raise RunFailed(
-            f"{len(came):,} of {world:,} ranks came to {name!r} within {show_seconds(limit)}; "
-            f"missing: {shown}{more}",
-            remedy="run `msctl selfcheck` on these nodes; raise monitor.timeout_s if they are slow",
-        )
+        raise absent(name, missing, world, nodes or {}, limit)
 
     def exchange(self, name: str, mine: Mapping[str, bytes], wanted: Sequence[str], *,
                  rank: int, world: int) -> dict[str, bytes]:  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.comm.embedded_redis import EmbeddedRedis, find_server
+from engine.comm.embedded_redis import EmbeddedRedis, find_server, store_of
 from engine.comm.resp import Client, ServerSaidNo, parse_url
 from engine.errors import MissingError
 
@@ -37,6 +37,32 @@ def test_it_wants_its_password_and_listens_only_where_it_should(has_server):
         assert server.password.encode() not in listing
     with EmbeddedRedis(host="127.0.0.1") as server:
         assert Client(parse_url(server.url)).call(("PING",)) == [b"PONG"]
+
+
+@pytest.mark.multi
+def test_the_password_can_be_handed_on_as_a_file(has_server):
+    for host in ("", "127.0.0.1"):
+        with EmbeddedRedis(host=host) as server:
+            assert server.password not in server.url_by_file
+            assert parse_url(server.url_by_file).password == server.password
+            assert Client(parse_url(server.url_by_file)).call(("PING",)) == [b"PONG"]
+            secret = Path(parse_url(server.url).path or server.local.path).parent / "password"
+            assert secret.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.multi
+def test_where_ranks_meet_follows_the_wish(has_server):
+    with store_of("tcp") as url:
+        assert url == ""
+    with store_of("redis") as url:
+        assert Client(parse_url(url)).call(("PING",)) == [b"PONG"]
+    with EmbeddedRedis() as server, store_of(server.url_by_file) as url:
+        assert url == server.url_by_file
+        with (
+            pytest.raises(ServerSaidNo, match="refused the password"),
+            store_of(server.url.replace(server.password, "wrong")),
+        ):
+            pass
 
 
 @pytest.mark.multi

@@ -11,6 +11,7 @@ from engine.spec.layout import ParallelLayout
 
 pytestmark = pytest.mark.multi
 KINDS = ("world", "tp", "pp_forward", "pp_backward", "dp_gather", "dp_reduce", "tied")
+WRAPS = ("pp_forward_wrap", "pp_backward_wrap")
 
 
 def build(rank: int, meet: Rendezvous, args: dict) -> dict:
@@ -56,6 +57,21 @@ def test_each_rank_creates_its_own_groups_and_no_other(world: World, layout):
         for kind, ranks in expected.items():
             assert ranks[found["index"][kind]] == rank
         assert found["created"] == sum(len(ranks) > 1 for ranks in expected.values())
+
+
+def wraps(rank: int, meet: Rendezvous, args: dict) -> list[bool]:
+    """Whether messages that go round the pipeline have communicators of their own."""
+    layout = ParallelLayout(**args["layout"])
+    start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=60)
+    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=60)
+    end_world()
+    pairs = zip(WRAPS, ("pp_forward", "pp_backward"), strict=True)
+    return [getattr(mesh, wrap).handle is not getattr(mesh, plain).handle for wrap, plain in pairs]
+
+
+def test_messages_round_an_interleaved_pipeline_have_communicators_of_their_own(world: World):
+    assert world.run(f"{__name__}:wraps", 2, {"layout": {"pp": 2}}) == [[False, False]] * 2
+    assert world.run(f"{__name__}:wraps", 2, {"layout": {"pp": 2, "vpp": 2}}) == [[True, True]] * 2
 
 
 def test_the_v_placement_ties_a_stage_to_itself(world: World):

@@ -38,6 +38,16 @@ def test_urls_are_read_and_wrong_ones_do_not_show_the_password():
         assert "secret" not in caught.value.what
 
 
+def test_a_password_may_stand_in_a_file(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("p@ss\nnot this\n")
+    assert parse_url(f"redis://h:7000/2?password_file={secret}").password == "p@ss"
+    assert parse_url(f"unix:///run/r.sock?password_file={secret}").password == "p@ss"
+    with pytest.raises(RecipeError, match="absent: the password of Redis cannot be read") as caught:
+        parse_url(f"redis://h?password_file={tmp_path / 'absent'}")
+    assert "chmod 600" in caught.value.remedy
+
+
 def test_commands_are_packed_by_length():
     assert pack(("SET", b"\r\n", 12)) == b"*3\r\n$3\r\nSET\r\n$2\r\n\r\n\r\n$2\r\n12\r\n"
 

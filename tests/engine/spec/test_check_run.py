@@ -21,6 +21,10 @@ CLUSTER = msgspec.to_builtins(CLUSTERS["a100-nvl8"])
      ({"data": {"source": ["a\0b"]}}, "data.source holds a NUL", "correct data.source"),
      ({"data": {"tokenizer": ""}}, "data.tokenizer is empty", "give data.tokenizer"),
      ({"train": {"host": " "}}, "train.host is empty", "give train.host"),
+     ({"train": {"store": "etcd"}}, "neither tcp, redis nor the URL", "redis://HOST"),
+     ({"train": {"store": "redis://[::1"}}, "neither tcp, redis nor the URL", "redis://HOST"),
+     ({"train": {"store": "redis://:pw@h/0"}}, "train.store holds a password", "password_file"),
+     ({"train": {"store": "unix:///s?password=x"}}, "train.store holds a password", "into a file"),
      ({"data": {"validation": 1.0}}, "leaves nothing to train on", "below 1"),
      ({"data": {"validation": 0.0}, "train": {"eval_every": 5}}, "holds nothing out",
       "to e.g. 0.02"),
@@ -49,7 +53,8 @@ def test_a_contradiction_is_found_and_only_it(sections, what, remedy):
     {"data": {"source": [], "format": "synthetic"}},
      {"model": {"vocab": 128}, "data": {"format": "megatron"}}, {"cluster": CLUSTER},
      {"model": {"vocab": 4096}, "data": {"tokenizer": "bpe"}}, {"cluster": CLUSTER | {"nodes": 9}},
-     {"data": {"validation": 0.0}}],
+     {"data": {"validation": 0.0}}, {"train": {"store": "redis"}},
+     {"train": {"store": "redis://h:6379/0?password_file=/run/secret"}}],
 )  # fmt: skip
 def test_what_fits_passes(sections):
     assert check(changed(**sections)) == []
