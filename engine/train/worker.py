@@ -46,7 +46,10 @@ def run_rank(rank: int, task: RankTask, listen_fd: int) -> int:
     """Train as one rank; returns the exit code. Failures are written down before they end it."""
     folder = Path(task.folder)
     log.configure(f"r{rank:05d}", level=logging.INFO if rank == 0 else logging.WARNING)
-    meet = Rendezvous(task.host, task.port, listen_fd if rank == 0 else -1)
+    meet = Rendezvous(
+        task.host, task.port, listen_fd if rank == 0 else -1, task.store_url, task.store_prefix,
+        task.nodes,
+    )  # fmt: skip
     try:
         recipe = load_recipe(folder / "recipe.toml")
         return _train(rank, task, recipe, meet)
