@@ -166,13 +166,13 @@ class Ranks:
         program = step_program(recipe)
         last = program.stage_of(program.chunks - 1)
         layout = recipe.layout
-        key = (layout.tp, layout.dp, layout.pp, last)
+        key = (layout.tp, layout.dp, layout.pp, last, layout.vpp > 1)
         if key not in self._meshes:
             made = build_mesh(layout, self.rank, backend="gloo", timeout_s=60, last_stage=last)
             self._meshes[key] = made
             # torch names a group by its ranks and the number of groups its members have: keep
             # that number the same on all ranks, or the groups of the next mesh never meet
-            for _ in range(6 - sum(g.size > 1 for g in made[3:])):
+            for _ in range(8 - len({id(g.handle) for g in made[3:] if g.size > 1})):
                 dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
         mesh = self._meshes[key]._replace(layout=layout)
         events = EventWriter(None, self.rank)

@@ -1,8 +1,10 @@
 """The live process groups of a layout: on each rank only its own, one per kind of traffic.
 
 Traffic of different kinds never shares a communicator, so an urgent message cannot queue behind a
-bulky one and no environment variable has to order them. All ranks create their groups in the same
-order of kinds; groups of one kind are disjoint, so nobody waits for the whole world (paper 3.5).
+bulky one and no environment variable has to order them. Between two stages each direction of each
+kind has its own, so that a receive posted early holds up nothing but what comes after it. All ranks
+create their groups in the same order of kinds; groups of one kind are disjoint, so nobody waits for
+the whole world (paper 3.5).
 """
 
 from datetime import timedelta
@@ -24,6 +26,9 @@ class Mesh(NamedTuple):
     tp: Group
     pp_forward: Group
     pp_backward: Group
+    pp_forward_wrap: Group
+    """Activations to a lower stage: with these apart, what two ranks share goes one way only."""
+    pp_backward_wrap: Group
     dp_gather: Group
     dp_reduce: Group
     tied: Group
@@ -59,16 +64,21 @@ def build_mesh(
     everyone = tuple(range(layout.world_size))
     pp = layout.group("pp", rank)
     dp = layout.group("dp", rank)
+    forward, backward = group("pp_forward", pp), group("pp_backward", pp)
+    wraps = layout.vpp > 1
     other = pp[layout.pp - 1 if last_stage is None else last_stage]
     ends = (pp[0], other) if other != pp[0] and rank in (pp[0], other) else (rank,)
     handle = dist.group.WORLD if layout.world_size > 1 else None
+    # Names of groups hang on how many there are: all ranks of a pipeline make the same ones.
     return Mesh(
         rank=rank,
         layout=layout,
         world=Group("world", everyone, rank, handle),
         tp=group("tp", layout.group("tp", rank)),
-        pp_forward=group("pp_forward", pp),
-        pp_backward=group("pp_backward", pp),
+        pp_forward=forward,
+        pp_backward=backward,
+        pp_forward_wrap=group("pp_forward_wrap", pp) if wraps else forward,
+        pp_backward_wrap=group("pp_backward_wrap", pp) if wraps else backward,
         dp_gather=group("dp_gather", dp),
         dp_reduce=group("dp_reduce", dp),
         tied=group("tied", ends),

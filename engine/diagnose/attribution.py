@@ -22,6 +22,7 @@ from engine.schedule.action import Action, Kind
 from engine.schedule.build import build
 from engine.schedule.schedule import Schedule
 from engine.schedule.simulate import Simulation, simulate
+from engine.spec.recipe import ScheduleSpec
 
 _NAMES = {
     Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.BACKWARD_INPUT: "backward_input",
@@ -96,9 +97,9 @@ def model_of(spans: Spans, record: Record) -> Model | None:
     pp = spans.layout.pp
     if chunks < pp or chunks % pp:
         return None
-    kind = record.recipe.schedule.kind if record.recipe is not None else "auto"
+    spec = record.recipe.schedule if record.recipe is not None else ScheduleSpec()
     try:
-        schedule = build(kind, pp, chunks // pp, spans.microbatches)
+        schedule = build(spec.kind, pp, chunks // pp, spans.microbatches, spec.group)
     except LayoutError:
         return None
     medians = {

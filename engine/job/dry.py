@@ -42,7 +42,8 @@ class DryRun(Noun, frozen=True, kw_only=True):
 def dry_run(recipe: Recipe) -> DryRun:
     """Describe a recipe's run; the schedule is built and simulated, nothing else is."""
     layout = recipe.layout
-    schedule = build(recipe.schedule.kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout))
+    kind, group = recipe.schedule.kind, recipe.schedule.group
+    schedule = build(kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout), group)
     drawn = schedule if schedule.microbatches * layout.pp <= 1024 else None
     return DryRun(
         name=recipe.name,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.comm.collectives import Work, receive, send
+from engine.comm.collectives import Group, Work, receive, send
 from engine.comm.mesh import Mesh
 from engine.events.writer import EventWriter
 from engine.model.transformer import Chunk, MicroBatch
@@ -171,20 +171,26 @@ class Pipeline:
         """Global rank that holds a chunk in this rank's pipeline."""
         return self.stage.mesh.pp_forward.ranks[self.schedule.stage_of(chunk)]
 
+    def _group(self, kind: Kind, sender: int, receiver: int) -> Group:
+        """The communicator of messages from one chunk to another."""
+        mesh, stage_of = self.stage.mesh, self.schedule.stage_of
+        goes_down = stage_of(receiver) > stage_of(sender)
+        if kind in (Kind.SEND_F, Kind.RECV_F):
+            return mesh.pp_forward if goes_down else mesh.pp_forward_wrap
+        return mesh.pp_backward_wrap if goes_down else mesh.pp_backward
+
     def _send(self, action: Action) -> None:
-        forward = action.kind is Kind.SEND_F
-        group = self.stage.mesh.pp_forward if forward else self.stage.mesh.pp_backward
         m = action.microbatch or 0
         value = self._to_send.pop((action.kind, action.chunk, m))
         to = self._neighbour(action.kind, action.chunk)
+        group = self._group(action.kind, action.chunk, to)
         work = send(value, self._peer(to), group, tag=self._tag(to, m))
         self._outbox.add(work, action.kind, to, m)
 
     def _receive(self, action: Action) -> None:
-        forward = action.kind is Kind.RECV_F
-        group = self.stage.mesh.pp_forward if forward else self.stage.mesh.pp_backward
         m = action.microbatch or 0
         source = self._neighbour(action.kind, action.chunk)
+        group = self._group(action.kind, source, action.chunk)
         buffer = torch.empty(
             self.stage.stream_shape, dtype=self.stage.dtype, device=self.stage.device
         )

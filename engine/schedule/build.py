@@ -5,92 +5,106 @@ Compute only; `comm.py` adds what has to be sent, gathered and reduced. The orde
 (interleaving).
 """
 
+from typing import NamedTuple
+
 from engine.errors import LayoutError
 from engine.schedule.action import Action, Kind
 from engine.schedule.schedule import Placement, Schedule
 from engine.schedule.zero_bubble import Pairs, zb_v, zero_bubble
-from engine.spec.shape import legal, resolve_kind
+from engine.spec.shape import legal, resolve_kind, round_size
 
 
-def build(kind: str, pp: int, vpp: int, microbatches: int) -> Schedule:
+def build(kind: str, pp: int, vpp: int, microbatches: int, group: int = 0) -> Schedule:
     """A compute-only schedule; LayoutError if the shape is not legal.
 
     kind is `auto`, `gpipe`, `1f1b`, `interleaved`, `breadth-first`, `zero-bubble` or
-    `zb-v`; pp stages of vpp chunks.
+    `zb-v`; pp stages of vpp chunks; group micro-batches go through a chunk before the next one (0 =
+    the fewest): with more, a message round the pipeline has longer to arrive.
     """
     kind = resolve_kind(kind, vpp)
-    reason = legal(kind, pp, vpp, microbatches)
+    reason = legal(kind, pp, vpp, microbatches, group)
     if reason:
         raise LayoutError(
             f"no {kind} schedule for pp={pp}, vpp={vpp}, micro-batches={microbatches}: {reason}",
-            remedy="make batch.global_batch / (micro_batch * dp) a multiple of layout.pp, "
-            "or set layout.vpp = 1",
+            remedy="make batch.global_batch / (micro_batch * dp) a multiple of layout.pp "
+            "and of schedule.group, or set layout.vpp = 1",
         )
+    shape = Shape(pp, vpp, microbatches, round_size(pp, microbatches, group))
     maker = {
         "gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved,
         "breadth-first": _breadth_first, "zero-bubble": _zero_bubble, "zb-v": _zb_v,
     }[kind]  # fmt: skip
-    stages = tuple(tuple(maker(stage, pp, vpp, microbatches)) for stage in range(pp))
+    stages = tuple(tuple(maker(stage, shape)) for stage in range(pp))
     placement: Placement = "v" if kind == "zb-v" else "loop"
     return Schedule(
         kind=kind, pp=pp, vpp=vpp, microbatches=microbatches, placement=placement, stages=stages
     )
 
 
-def _gpipe(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+class Shape(NamedTuple):
+    """What a builder is given beside the stage; a round is the micro-batches of one group."""
+
+    pp: int
+    vpp: int
+    microbatches: int
+    per_round: int
+
+
+def _gpipe(stage: int, shape: Shape) -> list[Action]:
     """All forwards, then all backwards."""
-    return [Action(Kind.FORWARD, stage, m) for m in range(microbatches)] + [
-        Action(Kind.BACKWARD, stage, m) for m in range(microbatches)
+    return [Action(Kind.FORWARD, stage, m) for m in range(shape.microbatches)] + [
+        Action(Kind.BACKWARD, stage, m) for m in range(shape.microbatches)
     ]
 
 
-def _one_f_one_b(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+def _one_f_one_b(stage: int, shape: Shape) -> list[Action]:
     """Warm-up of pp - 1 - stage forwards, then one forward and one backward in turn."""
-    forwards = [(stage, m) for m in range(microbatches)]
-    return _weave(forwards, forwards, warmup=pp - 1 - stage)
+    forwards = [(stage, m) for m in range(shape.microbatches)]
+    return _weave(forwards, forwards, warmup=shape.pp - 1 - stage)
 
 
-def _interleaved(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+def _interleaved(stage: int, shape: Shape) -> list[Action]:
     """Rounds of micro-batches through the stage's chunks, first chunk first; backwards mirrored.
 
     A stage runs ahead by one round per further chunk plus two forwards per stage behind it.
     """
-    forwards, backwards, per_round = _rounds(stage, pp, vpp, microbatches)
-    return _weave(forwards, backwards, warmup=(vpp - 1) * per_round + 2 * (pp - 1 - stage))
+    forwards, backwards = _rounds(stage, shape)
+    warmup = (shape.vpp - 1) * shape.per_round + 2 * (shape.pp - 1 - stage)
+    return _weave(forwards, backwards, warmup=warmup)
 
 
-def _breadth_first(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+def _breadth_first(stage: int, shape: Shape) -> list[Action]:
     """All micro-batches through one chunk before the next (arXiv:2211.05953).
 
     Costs the activations of every micro-batch, and gives the gather of the next chunk and the
     reduction of the last one a whole chunk's work of all micro-batches to hide behind.
     """
-    local = [c * pp + stage for c in range(vpp)]
-    forwards = [Action(Kind.FORWARD, c, m) for c in local for m in range(microbatches)]
+    local = [c * shape.pp + stage for c in range(shape.vpp)]
+    forwards = [Action(Kind.FORWARD, c, m) for c in local for m in range(shape.microbatches)]
     return forwards + [action._replace(kind=Kind.BACKWARD) for action in reversed(forwards)]
 
 
-def _zero_bubble(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
+def _zero_bubble(stage: int, shape: Shape) -> list[Action]:
     """Interleaved rounds, backwards split; half the run-ahead: input gradients come sooner."""
-    forwards, backwards, per_round = _rounds(stage, pp, vpp, microbatches)
-    warmup = (vpp - 1) * per_round + pp - 1 - stage
+    forwards, backwards = _rounds(stage, shape)
+    warmup = (shape.vpp - 1) * shape.per_round + shape.pp - 1 - stage
     return zero_bubble(forwards, backwards, warmup=warmup, lag=stage)
 
 
-def _zb_v(stage: int, pp: int, vpp: int, microbatches: int) -> list[Action]:
-    return zb_v(stage, pp, microbatches)
+def _zb_v(stage: int, shape: Shape) -> list[Action]:
+    return zb_v(stage, shape.pp, shape.microbatches)
 
 
-def _rounds(stage: int, pp: int, vpp: int, microbatches: int) -> tuple[Pairs, Pairs, int]:
-    """Forwards and backwards of a stage in rounds, and the micro-batches of a round."""
-    per_round = microbatches // max(1, microbatches // pp)
+def _rounds(stage: int, shape: Shape) -> tuple[Pairs, Pairs]:
+    """Forwards and backwards of a stage in rounds."""
+    chunks = [local * shape.pp + stage for local in range(shape.vpp)]
     forwards: Pairs = []
     backwards: Pairs = []
-    for first in range(0, microbatches, per_round):
-        batch = range(first, first + per_round)
-        forwards += [(local * pp + stage, m) for local in range(vpp) for m in batch]
-        backwards += [(local * pp + stage, m) for local in reversed(range(vpp)) for m in batch]
-    return forwards, backwards, per_round
+    for first in range(0, shape.microbatches, shape.per_round):
+        batch = range(first, first + shape.per_round)
+        forwards += [(chunk, m) for chunk in chunks for m in batch]
+        backwards += [(chunk, m) for chunk in reversed(chunks) for m in batch]
+    return forwards, backwards
 
 
 def _weave(

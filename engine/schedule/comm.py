@@ -1,9 +1,9 @@
 """Rewrite: add sends, receives, parameter gathers and gradient reductions to a compute schedule.
 
 Sends and receives are separate actions that only *start* a transfer; the compute action that needs
-the data waits for it (paper 3.2, Figure 4). With `overlap` a receive stands one compute action
-ahead of its use and a chunk's gather ahead of the previous chunk's first forward; without, right
-before their use.
+the data waits for it (paper 3.2, Figure 4). With overlap a receive stands some compute actions
+ahead of its use (a message travels once both ends have spoken) and a chunk's gather ahead of the
+previous chunk's first forward; without, right before their use.
 """
 
 from engine.schedule.action import SENDS, Action, Kind
@@ -11,15 +11,21 @@ from engine.schedule.schedule import Schedule
 
 
 def add_comm(
-    schedule: Schedule, *, overlap_pp: bool = True, overlap_dp: bool = True, dp: bool = True
+    schedule: Schedule,
+    *,
+    overlap_pp: bool = True,
+    overlap_dp: bool = True,
+    dp: bool = True,
+    ahead: int = 1,
 ) -> Schedule:
     """The program a stage executes: compute plus the communication it needs.
 
+    ahead: compute actions by which receives are posted early; each of them holds a message.
     dp=False leaves out gathers and reductions (one replica, nothing sharded).
     """
     stages = []
     for stage in range(schedule.pp):
-        actions = _with_p2p(schedule, stage, ahead=1 if overlap_pp else 0)
+        actions = _with_p2p(schedule, stage, ahead=ahead if overlap_pp else 0)
         if dp:
             actions = _with_dp(schedule, stage, actions, overlap=overlap_dp)
         stages.append(actions)

@@ -173,8 +173,20 @@ def schedule(keys: Keys) -> Iterator[Problem]:
     each = recipe.batch.micro_batch * recipe.layout.dp
     microbatches, rest = divmod(recipe.batch.global_batch, each)
     kind = resolve_kind(recipe.schedule.kind, vpp)
-    reason = None if rest else legal(kind, pp, vpp, microbatches)
+    group = recipe.schedule.group
+    reason = None if rest else legal(kind, pp, vpp, microbatches, group)
     if not reason:
+        return
+    if group and "schedule.group" in reason:
+        yield problem(
+            "schedule.group",
+            "schedule.kind",
+            "batch.global_batch",
+            "layout.pp",
+            what=f"{keys.show('schedule.group')}: {reason}",
+            remedy="set schedule.group to 0, or to a multiple of layout.pp that divides the "
+            f"{microbatches} micro-batches of a replica, with an interleaved schedule",
+        )
         return
     chunks = {"gpipe": "one", "1f1b": "one", "zb-v": "two"}.get(kind)
     if chunks:

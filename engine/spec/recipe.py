@@ -38,6 +38,13 @@ class ScheduleSpec(Noun, frozen=True, kw_only=True):
         Literal["auto", "gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v"],
         doc("auto: interleaved if vpp > 1, else 1f1b"),
     ] = "auto"
+    group: Annotated[
+        Size,
+        doc(
+            "micro-batches that go through a chunk before the next one (interleaved, zero-bubble); "
+            "more hide slower links and hold more activations; 0 = the fewest, about pp"
+        ),
+    ] = 0
 
 
 class OverlapSpec(Noun, frozen=True, kw_only=True):
@@ -45,6 +52,9 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
 
     tp: Annotated[bool, doc("all-gather and reduce-scatter behind their GEMMs")] = False
     pp: Annotated[bool, doc("sends and receives behind other micro-batches")] = True
+    pp_ahead: Annotated[
+        Count, doc("computations by which a receive is posted early; each holds one message")
+    ] = 4
     tp_pieces: Annotated[
         Count, doc("pieces a tensor-parallel GEMM is cut into; 1 = whole (nothing to overlap)")
     ] = 1

@@ -4,6 +4,7 @@ Kinds: gpipe and 1f1b hold one chunk per stage; interleaved and zero-bubble hold
 equal rounds; breadth-first holds any number; zb-v holds two.
 """
 
+ROUNDS = ("interleaved", "zero-bubble")
 KINDS = ("gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v")
 
 
@@ -14,8 +15,13 @@ def resolve_kind(kind: str, vpp: int) -> str:
     return "interleaved" if vpp > 1 else "1f1b"
 
 
-def legal(kind: str, pp: int, vpp: int, microbatches: int) -> str | None:
-    """Why a shape cannot be scheduled, or None if it can."""
+def round_size(pp: int, microbatches: int, group: int = 0) -> int:
+    """Micro-batches that go through a chunk in a row: `group`, or the fewest of at least pp."""
+    return group or microbatches // max(1, microbatches // pp)
+
+
+def legal(kind: str, pp: int, vpp: int, microbatches: int, group: int = 0) -> str | None:
+    """Why a shape cannot be scheduled, or None if it can; group as in `round_size`."""
     if min(pp, vpp, microbatches) < 1:
         return "pp, vpp and the number of micro-batches must be at least 1"
     if kind not in KINDS:
@@ -24,6 +30,12 @@ def legal(kind: str, pp: int, vpp: int, microbatches: int) -> str | None:
         return f"schedule {kind} holds one chunk per stage, but layout.vpp = {vpp}"
     if kind == "zb-v" and vpp != 2:
         return f"schedule zb-v holds two chunks per stage, but layout.vpp = {vpp}"
-    if kind in ("interleaved", "zero-bubble") and microbatches % max(1, microbatches // pp):
+    if kind not in ROUNDS:
+        return f"schedule {kind} has no rounds, but schedule.group = {group}" if group else None
+    if group and group < min(pp, microbatches):
+        return f"rounds of schedule.group = {group} micro-batches cannot fill pp = {pp} stages"
+    if group and microbatches % group:
+        return f"{microbatches} micro-batches do not fall into rounds of schedule.group = {group}"
+    if not group and microbatches % max(1, microbatches // pp):
         return f"{microbatches} micro-batches do not fall into equal rounds of at least pp = {pp}"
     return None

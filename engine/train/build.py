@@ -51,9 +51,12 @@ class Engine(NamedTuple):
 
 def step_program(recipe: Recipe) -> Schedule:
     """The verified program of a training step of this recipe."""
-    layout = recipe.layout
-    compute = build(recipe.schedule.kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout))
-    return verify(add_comm(compute, overlap_pp=recipe.overlap.pp, overlap_dp=recipe.overlap.dp))
+    layout, overlap = recipe.layout, recipe.overlap
+    kind, group = recipe.schedule.kind, recipe.schedule.group
+    compute = build(kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout), group)
+    return verify(
+        add_comm(compute, overlap_pp=overlap.pp, overlap_dp=overlap.dp, ahead=overlap.pp_ahead)
+    )
 
 
 def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter) -> Engine:

@@ -27,7 +27,8 @@ def mesh_of(layout: ParallelLayout, rank: int = 0) -> Mesh:
     return Mesh(
         rank=rank, layout=layout, world=group("world", tuple(range(layout.world_size))),
         tp=group("tp", layout.group("tp", rank)), pp_forward=group("pp_forward", pp),
-        pp_backward=group("pp_backward", pp), dp_gather=group("dp_gather", dp),
+        pp_backward=group("pp_backward", pp), pp_forward_wrap=group("pp_forward_wrap", pp),
+        pp_backward_wrap=group("pp_backward_wrap", pp), dp_gather=group("dp_gather", dp),
         dp_reduce=group("dp_reduce", dp), tied=group("tied", ends),
     )  # fmt: skip
 

@@ -2,14 +2,17 @@
 
 from hypothesis import strategies as st
 
-from engine.spec.shape import KINDS, legal
+from engine.spec.shape import KINDS, ROUNDS, legal
 
 
 @st.composite
-def legal_shapes(draw) -> tuple[str, int, int, int]:
-    """(kind, pp, vpp, microbatches) that can be scheduled."""
+def legal_shapes(draw) -> tuple[str, int, int, int, int]:
+    """(kind, pp, vpp, microbatches, group) that can be scheduled."""
     kind = draw(st.sampled_from(KINDS))
-    pp = draw(st.integers(1, 6))
-    vpp = draw(st.integers(1, 4)) if kind == "interleaved" else 1
-    microbatches = draw(st.integers(1, 20).filter(lambda m: legal(kind, pp, vpp, m) is None))
-    return kind, pp, vpp, microbatches
+    pp = draw(st.integers(1, 8))
+    vpp = {"gpipe": 1, "1f1b": 1, "zb-v": 2}.get(kind) or draw(st.integers(1, 6))
+    group = draw(st.integers(pp, 3 * pp)) if kind in ROUNDS and draw(st.booleans()) else 0
+    if group:
+        return kind, pp, vpp, group * draw(st.integers(1, 3)), group
+    count = st.integers(1, 24).filter(lambda m: legal(kind, pp, vpp, m) is None)
+    return kind, pp, vpp, draw(count), 0

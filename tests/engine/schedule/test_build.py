@@ -65,3 +65,10 @@ def test_warm_up_of_1f1b_is_the_distance_to_the_end():
     for stage, actions in enumerate(build("1f1b", 5, 1, 9).stages):
         first_backward = next(i for i, a in enumerate(actions) if a.kind is Kind.BACKWARD)
         assert first_backward == 5 - stage
+
+
+def test_a_wider_group_takes_more_micro_batches_through_a_chunk_before_the_next():
+    first = [str(a) for a in build("interleaved", 2, 2, 4, 4).stages[0]]
+    assert first[:8] == ["0F0", "0F1", "0F2", "0F3", "2F0", "2F1", "2F2", "2B0"]
+    whole = build("interleaved", 2, 3, 6, 2)
+    assert whole == build("interleaved", 2, 3, 6)

@@ -1,9 +1,12 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.schedule.action import COMPUTE, PER_CHUNK, RECVS, SENDS, Action, Kind
 from engine.schedule.build import build
 from engine.schedule.comm import add_comm, source, target
+from engine.schedule.verify import problems
 from tests.engine.schedule.shapes import legal_shapes
 
 
@@ -19,7 +22,8 @@ def test_communication_leaves_the_compute_order_alone(shape, overlap_pp, overlap
 def test_every_boundary_has_one_message_each_way(shape):
     schedule = add_comm(build(*shape))
     actions = [a for stage in schedule.stages for a in stage]
-    remote = 0 if schedule.pp == 1 else schedule.chunks - 1
+    homes = [schedule.stage_of(chunk) for chunk in range(schedule.chunks)]
+    remote = sum(here != there for here, there in itertools.pairwise(homes))
     for kinds in (SENDS, RECVS):
         assert sum(a.kind in kinds for a in actions) == 2 * remote * schedule.microbatches
     assert sum(a.kind in PER_CHUNK for a in actions) == 2 * schedule.chunks
@@ -49,6 +53,22 @@ def test_with_overlap_receives_and_gathers_stand_one_compute_ahead():
             position = compute.index(Action(use, action.chunk, action.microbatch))
             ahead = program.stages[0].index(compute[position - 1])
             assert program.stages[0].index(action) < ahead
+
+
+@given(legal_shapes(), st.integers(1, 8))
+def test_receives_posted_earlier_stay_in_order_and_safe(shape, ahead):
+    program = add_comm(build(*shape), ahead=ahead)
+    assert problems(program) == []
+    for stage in program.stages:
+        compute = [a for a in stage if a.kind in COMPUTE]
+        for place, action in enumerate(stage):
+            if action.kind in RECVS:
+                uses = (Kind.FORWARD,) if action.kind is Kind.RECV_F else (
+                    Kind.BACKWARD, Kind.BACKWARD_INPUT
+                )  # fmt: skip
+                later = [a for a in stage[place:] if a.kind in COMPUTE]
+                use = next(a for a in later if a.kind in uses and a[1:] == action[1:])
+                assert later.index(use) == min(ahead, compute.index(use))
 
 
 def test_neighbours():

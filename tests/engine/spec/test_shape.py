@@ -1,4 +1,4 @@
-from engine.spec.shape import KINDS, legal, resolve_kind
+from engine.spec.shape import KINDS, legal, resolve_kind, round_size
 
 
 def test_auto_follows_the_chunks():
@@ -17,3 +17,12 @@ def test_illegal_shapes_say_why():
     assert "equal rounds" in (legal("interleaved", 4, 2, 9) or "")
     assert "at least 1" in (legal("gpipe", 0, 1, 8) or "")
     assert "there is no schedule" in (legal("zigzag", 4, 1, 8) or "")
+
+
+def test_a_group_fills_the_pipeline_and_divides_the_micro_batches():
+    assert legal("interleaved", 2, 2, 8, 4) is None
+    assert legal("zero-bubble", 2, 1, 6, 3) is None
+    assert "cannot fill" in (legal("interleaved", 4, 2, 8, 2) or "")
+    assert "rounds of schedule.group = 3" in (legal("interleaved", 2, 2, 8, 3) or "")
+    assert "has no rounds" in (legal("1f1b", 2, 1, 8, 4) or "")
+    assert [round_size(4, 10), round_size(4, 2), round_size(4, 16, 8)] == [5, 2, 8]
