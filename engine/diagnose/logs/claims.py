@@ -76,8 +76,28 @@ def claims_of(source: Source) -> list[Claim]:
     claims = []
     for row, hits in source.scan.hits.items():
         for number, hit in enumerate(hits):
-            claims.append(_claim(source, row, hit, check=number < 4))
+            claim = _claim(source, row, hit, check=number < 4)
+            claims.append(_in_context(source.scan, hit, claim) if number < 4 else claim)
     return sorted(claims, key=lambda claim: claim.line)
+
+
+_SHARED = re.compile(
+    rb"multiprocessing/(?:shared_memory|heap)|/dev/shm|torch_shm|shm_open", re.IGNORECASE
+)
+_BEFORE = 4096
+
+
+def _in_context(scan: FileScan, hit: Hit, claim: Claim) -> Claim:
+    """A full device is /dev/shm if the traceback above the error came through shared memory."""
+    if claim.category != "disk_full" or scan.path.suffix in (".gz", ".zst"):
+        return claim
+    try:
+        with scan.path.open("rb") as file:
+            file.seek(max(0, hit.offset - _BEFORE))
+            above = file.read(min(_BEFORE, hit.offset))
+    except OSError:
+        return claim
+    return claim._replace(category="shm_limit") if _SHARED.search(above) else claim
 
 
 def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:

@@ -22,22 +22,30 @@ _KERNEL = re.compile(r"dmesg|kern(?:el)?\.log|journal|syslog|messages", re.IGNOR
 
 _LINE_RANK = (
     re.compile(r"^\s*\[(?:default|rank|local_rank:?|Rank |RANK )\s?(\d{1,7})\]"),
+    re.compile(r"^\[\d+,(\d{1,7})\]<std(?:out|err)>"),
     re.compile(r"\[Rank (\d{1,7})\]"),
     re.compile(r"\bPG(?: ID)? \d+ .*?Rank (\d{1,7})\]"),
     re.compile(r"\(.{0,60}?\brank[= ](\d{1,7})\b"),
     re.compile(r"\[.{0,40}?\brank[ =:]?(\d{1,7})\b.{0,20}?\]", re.IGNORECASE),
     re.compile(r"^\W*(?:\S+ ){0,3}?(?:rank|task|worker|proc)[ =:#_-]?(\d{1,7})\b", re.IGNORECASE),
+    re.compile(r" - rank[ _-]?(\d{1,7})\b"),
     re.compile(r"^\s{0,6}(\d{1,6}): "),
     re.compile(r"\b[Rr]ank[ :=]+(\d{1,7})\b"),
     re.compile(r"'--(?:local[_-])?rank[= ](\d{1,7})'"),
+    re.compile(r"\blocal_rank: (\d{1,5}) \(pid"),
 )
 """Where a line names its rank, most telling first."""
 
 _LINE_NODE = (
     re.compile(r"^([A-Za-z][\w.-]{1,62}):\d+:\d+ \[\d+\]"),
-    re.compile(r"^(?:\w{3} +\d+ \d\d:\d\d:\d\d) ([A-Za-z][\w.-]{1,62}) kernel:"),
+    re.compile(
+        r"^(?:\w{3} +\d+ \d\d:\d\d:\d\d |\d{4}-\d\d-\d\dT\S+ )?([A-Za-z][\w.-]{1,62}) kernel:"
+    ),
     re.compile(r"\b(?:node|host(?:name)?)\s*[:=]\s*([\w.-]{1,62})", re.IGNORECASE),
+    re.compile(r"^(?:srun|pdsh@\S+|slurmstepd): (?:error: )?([A-Za-z][\w.]*[\d-][\w.-]*): "),
     re.compile(r"^((?:node|host|gpu|worker|dgx|ip)-[a-z0-9.-]{1,40}): "),
+    re.compile(r"^(\d{1,3}(?:\.\d{1,3}){3}): "),
+    re.compile(r"^([A-Za-z]{1,12}-?\d{2,10}): "),
     re.compile(r"\b(?:ON|on) ((?:node|host)[\w.-]{1,40})"),
 )
 _PEER = re.compile(r"(?:[Cc]onnect\w*|[Rr]oute|reach\w*) (?:to )?\[?(\d{1,3}(?:\.\d{1,3}){3})")

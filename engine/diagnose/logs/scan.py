@@ -41,10 +41,16 @@ _STEMS = (
     b"not found", b"not yet", b"in use", b"terminat", b"unknown", b"insufficient", b"received",
     b"spik", b"diverg", b"walltime", b"garbage", b"port", b"stale", b"short read", b"bad ",
     b"malloc", b"undefined", b"emapp", b"allback", b"perations have", b"dump", b"not running",
+    b"navailable", b"reject", b"missing", b"differ", b"catastroph", b"compromis", b"shutdown",
+    b"low on", b"nterrupt", b"isagree", b"acsctl", b"waiting in", b"retry", b"wrong", b"sw_reset",
+    b"subset of", b"uncorrect", b"gc.", b"try_recover", b"not match", b"contains", b"nosuch",
+    b"not equal", b"only has", b"utilizing", b"not ready", b"imex", b"parallel dims", b"is empty",
+    b"order differs", b"not respond", b"exceed", b"unexpected", b"no device", b"no interface",
+    b"drain",
 )  # fmt: skip
 """Pieces of lower-cased words, one of which every rule needs (a test checks the table)."""
 _WORDS = re.compile(
-    rb"\b(?:nan|inf|infinity|s?xid|gc|acs|dbe|ecc|oom|oomkilled|eof\w*|mtu|gid|gil|sig\w+|e[a-z]+inuse|"
+    rb"\b(?:nan|nans|inf|infs|infinity|s?xid|gc|acs|dbe|ecc|oom|oomkilled|eof\w*|mtu|gid|gil|sig\w+|e[a-z]+inuse|"
     rb"xml|ras|down|drop|shm\w*|device|driver|interface|rank|ranks|nvlink|nvswitch|iommu\w*|loss|norm|"
     rb"checkpoint\w*|ckpt|clock\w*|gpu)\b"
 )
@@ -179,6 +185,10 @@ class Scanner:
                 self._second_cut(state, block, templates, wanted)
         state.lines += len(templates) - 1
         state.offset += len(block)
+
+    def keeps(self, line: str) -> bool:
+        """Whether the first cut keeps a line for the table."""
+        return self._is_odd(line.encode().translate(None, _DIGITS))
 
     def _is_odd(self, template: bytes) -> bool:
         """Whether a template holds any word that a rule could need."""
