@@ -48,6 +48,8 @@ _POP = (
     "if redis.call('LLEN',KEYS[1])==0 then redis.call('DEL',KEYS[2]) end "
     f"if r then redis.call('SET',KEYS[3],r,'EX',{_KEPT_S}) end return r"
 )
+SCRIPTS = (_ADD, _APPEND, _CAS, _PUSH, _POP)
+"""For the native form, which sends the same."""
 _COME = (
     "redis.call('HSET',KEYS[1],ARGV[1],ARGV[2]) local n=redis.call('HLEN',KEYS[1]) "
     "if n==tonumber(ARGV[3]) then redis.call('XADD',KEYS[2],'MAXLEN','1','*','x','1') end return n"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from engine.comm.lost import PeerLost, first_line
 from engine.comm.meeting import absent
+from engine.comm.native_store import best_store
 from engine.comm.resp import Client, parse_url
 from engine.comm.store import RedisStore
 from engine.errors import MissingError, RunFailed
@@ -78,7 +79,7 @@ def _at_redis(rank: int, world: int, meet: Rendezvous, timeout_s: float) -> dist
     client.call(("PING",))  # a wrong password or address is no loss of a peer
     store = RedisStore(meet.store_url, prefix=meet.prefix, timeout_s=timeout_s, client=client)
     store.meet("start", rank, world, nodes=_places(meet.nodes, world), timeout_s=timeout_s)
-    return store
+    return best_store(meet.store_url, prefix=meet.prefix, timeout_s=timeout_s)
 
 
 def _at_rank_0(rank: int, world: int, meet: Rendezvous, timeout_s: float) -> dist.Store:

@@ -101,6 +101,8 @@ def source_key(target: Target) -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{target} {platform.system()} {platform.machine()}".encode())
     for path in sorted(SOURCES.rglob("*")):
+        if path.parent.name == "store":
+            continue  # another library's
         if path.suffix in (".h", ".hpp", ".cpp", ".cu", ".cuh") or path.name == "Makefile":
             digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

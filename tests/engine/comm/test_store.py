@@ -2,9 +2,7 @@
 does."""
 
 import multiprocessing
-import os
 import re
-import signal
 import threading
 import time
 from datetime import timedelta
@@ -14,48 +12,26 @@ import pytest
 dist = pytest.importorskip("torch.distributed")
 torch = pytest.importorskip("torch")
 
-from engine.comm.embedded_redis import EmbeddedRedis, _packaged, find_server  # noqa: E402
-from engine.comm.resp import Client, parse_url  # noqa: E402
+from engine.comm.embedded_redis import EmbeddedRedis  # noqa: E402
+from engine.comm.resp import parse_url  # noqa: E402
 from engine.comm.store import RedisStore  # noqa: E402
-from engine.errors import MissingError, RunFailed  # noqa: E402
+from engine.errors import RunFailed  # noqa: E402
+from tests.engine.comm.forms import opened, program  # noqa: E402
 
 pytestmark = pytest.mark.multi
 SHORT = timedelta(milliseconds=200)
 
 
-def _program(kind):
-    try:
-        return find_server() if kind == "redis" else _packaged()
-    except MissingError:
-        return None
+FORMS = ["redis", "valkey", pytest.param("native", marks=pytest.mark.native), "tcp"]
 
 
-@pytest.fixture(scope="module", params=["redis", "valkey"])
-def server(request):
-    program = _program(request.param)
-    if not program:
-        pytest.skip(f"no {request.param} on this machine")
-    with EmbeddedRedis(program=program) as running:
-        yield running
-
-
-@pytest.fixture
-def redis(server):
-    server.restart()
-    Client(server.local).call(("FLUSHALL",))
-    return server
-
-
-@pytest.fixture(params=["redis", "valkey", "tcp"])
+@pytest.fixture(params=FORMS)
 def store(request):
     if request.param == "tcp":
         yield dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=5))
         return
-    program = _program(request.param)
-    if not program:
-        pytest.skip(f"no {request.param} on this machine")
-    with EmbeddedRedis(program=program) as running:
-        yield RedisStore(running.url, prefix="job[1]*/", timeout_s=5.0)
+    with EmbeddedRedis(program=program(request.param)) as running:
+        yield opened(request, request.param, running.url, prefix="job[1]*/", timeout_s=5.0)
 
 
 def test_set_get_and_overwrite(store):
@@ -257,82 +233,6 @@ def test_an_exchange_gives_all_and_takes_what_is_needed(redis):
     for thread in threads:
         thread.join()
     assert found == {0: {"id1": b"from 1"}, 1: {"id0": b"from 0"}}
-
-
-def test_killed_and_restarted_while_a_rank_waits(redis):
-    store = RedisStore(redis.url, prefix="r/", timeout_s=20)
-    store.set("before", "kept")
-    store.add("n", 41)
-    got = []
-    waiter = threading.Thread(target=lambda: got.append(store.get("late")))
-    waiter.start()
-    time.sleep(0.1)
-    pid = redis.pid
-    os.kill(pid, signal.SIGKILL)
-    while redis.is_alive:
-        time.sleep(0.005)
-    redis.restart()
-    assert store.get("before") == b"kept"
-    assert store.add("n", 1) == 42
-    store.set("late", "came")
-    waiter.join(10)
-    assert got == [b"came"]
-
-
-def test_a_frozen_server_is_waited_for_and_counts_once(redis):
-    client = Client(redis.local, io_s=0.2, patience_s=10)
-    store = RedisStore(redis.url, prefix="f/", timeout_s=10, client=client)
-    store.add("n", 1)
-    os.kill(redis.pid, signal.SIGSTOP)
-    thaw = threading.Timer(1.0, os.kill, [redis.pid, signal.SIGCONT])
-    thaw.start()
-    # the first request is executed after the thaw although its sender gave up and asked again
-    assert store.add("n", 1) == 2
-    assert store.get("n") == b"2"
-    thaw.join()
-
-
-def test_a_forked_child_opens_its_own_connections(redis):
-    store = RedisStore(redis.url, prefix="k/", timeout_s=5)
-    store.set("parent", "1")
-    pid = os.fork()
-    if pid == 0:
-        good = store.get("parent") == b"1"
-        store.set("child", "2")
-        os._exit(0 if good else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert store.get("child") == b"2"
-    assert store.get("parent") == b"1"
-
-
-def test_a_wrong_password_is_refused_at_once(redis):
-    url = redis.url.replace(redis.password, "wrong")
-    start = time.monotonic()
-    with pytest.raises(dist.DistStoreError, match="refused the password"):
-        RedisStore(url, timeout_s=30).set("a", "1")
-    assert time.monotonic() - start < 2
-
-
-def test_a_full_server_says_so(redis):
-    client = Client(redis.local)
-    client.call(("CONFIG", "SET", "maxmemory", "1mb"))
-    try:
-        with pytest.raises(dist.DistStoreError, match="out of memory"):
-            _fill(RedisStore(redis.url, timeout_s=5))
-    finally:
-        client.call(("CONFIG", "SET", "maxmemory", "1gb"))
-
-
-def _fill(store):
-    for n in range(4):
-        store.set(f"big{n}", b"x" * (1 << 20))
-
-
-def test_an_unreachable_server_is_an_error_within_the_time_out():
-    start = time.monotonic()
-    with pytest.raises(dist.DistStoreError, match="does not answer"):
-        RedisStore("redis://127.0.0.1:1", timeout_s=0.5).get("a")
-    assert time.monotonic() - start < 3
 
 
 def test_the_server_clock_is_near_ours(redis):
