@@ -19,8 +19,8 @@ from engine.diagnose.logs.places import (
     rank_in,
     ranks_listed,
 )
-from engine.diagnose.logs.rules import RULES, WAKE
 from engine.diagnose.logs.scan import FileScan, Hit
+from engine.diagnose.logs.table import RULES, WAKE
 
 _AFTER = 1 << 18
 """Bytes after a hit that are searched for progress."""

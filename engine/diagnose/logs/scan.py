@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from engine.diagnose.logs.rules import (
     DIGITS,
-    RULES,
     STATIC,
     Match,
-    Rule,
     match_in,
     stronger,
     talks_about,
 )
+from engine.diagnose.logs.table import RULES, Rule
 from engine.diagnose.readers.files import FileFault, is_binary, read_chunks
 
 _DIGITS = b"0123456789"

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from engine.diagnose.categories import CATEGORIES, next_step
 from engine.diagnose.finding import Evidence, Finding, Kind, Symptom
 from engine.diagnose.logs.claims import Claim, Source, claims_of, pid_ranks, source_of
-from engine.diagnose.logs.rules import WAKE
 from engine.diagnose.logs.scan import FileScan
 from engine.diagnose.logs.stalls import stall_findings
+from engine.diagnose.logs.table import WAKE
 from engine.diagnose.logs.watchdog import read_stall
 
 _PERF: dict[str, Kind] = {"perf_gc": "perf", "perf_data": "perf", "perf_straggler": "straggler"}

@@ -1,8 +1,9 @@
 # ruff: noqa: E501 - lines as the components print them
 import pytest
 
-from engine.diagnose.logs.rules import RULES, WAKE, classify, match, talks_about
+from engine.diagnose.logs.rules import classify, match, talks_about
 from engine.diagnose.logs.scan import Scanner
+from engine.diagnose.logs.table import RULES, WAKE
 
 LINES = {
     "gpu_lost": [
