@@ -1,5 +1,8 @@
 """Fixtures for all tests: the command line in this process, golden files, skipped GPU tests."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--golden", action="store_true", help="rewrite golden files, then look at the diff"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Snapshots that tests leave in memory lie in a folder of their own and go with it."""
+    if "MSCTL_SPOOL" not in os.environ:
+        os.environ["MSCTL_SPOOL"] = tempfile.mkdtemp(prefix="msctl-test-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop("MSCTL_SPOOL"), ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

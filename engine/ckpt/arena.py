@@ -12,8 +12,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -84,6 +85,11 @@ def spool_folder(root: str | Path, node: int | str = 0, *, base: Path | None = N
     return base / f"msctl-{os.getuid()}-{key}"
 
 
+def node_name() -> str:
+    """What tells this node from others: MSCTL_NODE where several share a machine, else its host."""
+    return os.environ.get("MSCTL_NODE") or platform.node()
+
+
 class Spool:
     """The files of one spool."""
 
@@ -151,9 +157,23 @@ class Spool:
         else:
             path.unlink(missing_ok=True)
 
+    def forget_ranks_but(self, ranks: Collection[int]) -> None:
+        """Free what ranks that are no more on this node left, once it is in the store."""
+        gone = {int(path.name[1:].split(".")[0]) for path in self.folder.glob("r*.owner.lock")}
+        gone -= set(ranks) | {rank for rank, _ in self.pending()}
+        for rank in gone:
+            for path in self.folder.glob(f"r{rank:05d}.*"):
+                path.unlink(missing_ok=True)
+
+    def free_if_unused(self) -> None:
+        """As `free_if_closed`, unless a flusher lives, which will do it itself."""
+        with self.hold("flusher") as nobody:
+            if nobody and not self.pending() and not self.jobs():
+                self.free_if_closed()
+
     def free_if_closed(self) -> None:
         """Give the memory back if every rank ended in order; what a dead rank left stays."""
-        owners = {path.name.split(".")[0] for path in self.folder.glob("r*.image")}
+        owners = {path.name.split(".")[0] for path in self.folder.glob("r*.owner.lock")}
         closed = {path.name.split(".")[0] for path in self.folder.glob("r*.closed")}
         if owners <= closed:
             shutil.rmtree(self.folder, ignore_errors=True)

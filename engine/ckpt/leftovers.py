@@ -83,9 +83,7 @@ def finish_together(spool: Path, *, lead: bool, gather: Gather, timeout_s: float
                 time.sleep(_POLL_S)
         late = time.monotonic() > deadline
         mine = msgspec.json.encode((not left or _done(left), late))
-        every = [
-            msgspec.json.decode(_bytes(item), type=tuple[bool, bool]) for item in gather(mine)
-        ]
+        every = [msgspec.json.decode(_bytes(item), type=tuple[bool, bool]) for item in gather(mine)]
         if all(done for done, _ in every):
             return True
         if any(over for _, over in every):

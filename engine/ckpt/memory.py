@@ -39,20 +39,30 @@ class _Place(NamedTuple):
 
 
 def load_from_memory(
-    root: str | Path, pieces: Sequence[Piece], *, gather: Gather, spool: Path | None = None
+    root: str | Path,
+    pieces: Sequence[Piece],
+    *,
+    gather: Gather,
+    spool: Path | None = None,
+    at_least: int = 0,
 ) -> CheckpointMeta | None:
     """Fill the pieces from the newest snapshot that all ranks have whole; None if there is none.
 
     Called by all ranks together, before a TwoStage of the new run takes the arena.
+    at_least  step below which a snapshot is too old: the store has a newer one
     """
     folder = spool or default_spool(absolute(root))
     found = _snapshots(Spool(folder)) if folder.is_dir() else {}
-    mine = [name for name, places in found.items() if _usable(Spool(folder), places, pieces)]
+    mine = [
+        name
+        for name, places in found.items()
+        if _step(places) >= at_least and _usable(Spool(folder), places, pieces)
+    ]
     every = [msgspec.json.decode(_bytes(m), type=list[str]) for m in gather(_encode(mine))]
     common = set(mine).intersection(*every)
     if not common:
         return None
-    newest = max(common, key=lambda name: next(iter(found[name].values())).ticket.step)
+    newest = max(common, key=lambda name: _step(found[name]))
     for piece in pieces:
         _copy(Spool(folder), found[newest][_key(piece)], piece)
     meta = next(iter(found[newest].values())).ticket.meta
@@ -72,6 +82,10 @@ def _snapshots(spool: Spool) -> dict[str, dict[_Key, _Place]]:
             place = _Place(ticket, rank, slot, held.offset, held.dtype)
             places[held.name, held.slot, held.box, held.flat] = place
     return found
+
+
+def _step(places: dict[_Key, _Place]) -> int:
+    return next((place.ticket.step for place in places.values()), -1)
 
 
 def _usable(spool: Spool, places: dict[_Key, _Place], pieces: Sequence[Piece]) -> bool:

@@ -83,7 +83,7 @@ def save_checkpoint(
     from engine.ckpt.snapshot import host_view, plan_pieces
 
     store = open_store(folder)
-    claimed = _agree(gather, lambda: claim(store, meta.step).encode() if rank == 0 else b"")
+    claimed = agree(gather, lambda: claim(store, meta.step).encode() if rank == 0 else b"")
     name = claimed[0].decode()
     image, part = None, Part(rank=rank)
     try:
@@ -105,7 +105,7 @@ def save_checkpoint(
             commit(store, name, assemble(meta, parts, world))
         return b""
 
-    _agree(gather, finish)
+    agree(gather, finish)
     barrier()
     return name
 
@@ -218,7 +218,7 @@ def commit(store: Store, name: str, manifest: Manifest) -> None:
     logger.info("checkpoint %s/%s committed bytes=%d", store.url, name, manifest.bytes)
 
 
-def _agree(gather: Gather, work: Callable[[], bytes]) -> list[bytes]:
+def agree(gather: Gather, work: Callable[[], bytes]) -> list[bytes]:
     """Everybody's result, or on every rank the error of the first rank that failed."""
     try:
         mine = b"+" + work()

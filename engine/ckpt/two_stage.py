@@ -27,7 +27,7 @@ from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.piece import Piece
 from engine.ckpt.save import Gather, describe_part
 from engine.ckpt.store import absolute, open_store
-from engine.errors import CheckpointError, MissingError
+from engine.errors import CheckpointError, EngineError, MissingError
 from engine.spec.base import Noun
 
 logger = logging.getLogger(__name__)
@@ -142,8 +142,7 @@ class TwoStage:
         """Begin a snapshot, as `save` does; the pieces must not change before `finish`."""
         assert self._under_way is None, "the snapshot before was not finished"
         start = time.perf_counter()
-        self.prepare()
-        held = [self.spool.take(self._name(slot)) for slot in range(SLOTS)]
+        held = self._hold_slots()
         slot = None
         try:
             views = self._exchange([lock is not None for lock in held], meta)
@@ -167,6 +166,20 @@ class TwoStage:
                     os.close(lock)
         seconds = time.perf_counter() - start
         return Taken(step=meta.step, folder=folder, dropped_step=dropped, seconds=seconds)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a snapshot was begun and not finished."""
+        return self._under_way is not None
+
+    def _hold_slots(self) -> list[int | None]:
+        """Locks on the slots nobody uses; none if there is no memory, so that no rank saves."""
+        try:
+            self.prepare()
+        except (OSError, EngineError) as error:
+            logger.warning("no memory for checkpoints: %s", error)
+            return [None] * SLOTS
+        return [self.spool.take(self._name(slot)) for slot in range(SLOTS)]
 
     def finish(self) -> float:
         """Wait until the snapshot that was begun is whole, and hand it to the flusher.
@@ -212,6 +225,8 @@ class TwoStage:
             self._owner = None
             with contextlib.suppress(OSError):
                 os.write(self._wake, b"!")
+            with contextlib.suppress(FileNotFoundError):  # another rank has freed it
+                self.spool.free_if_unused()
 
     @property
     def _file(self) -> str:
@@ -339,6 +354,9 @@ class TwoStage:
             check_room(self.spool.folder, sum(s.need for s in starts if s.place == mine.place))
             if self.rank == 0:
                 self._settle_jobs(starts, deadline)
+            here = {rank for rank, s in enumerate(starts) if s.place == mine.place}
+            if self.rank == min(here):
+                self.spool.forget_ranks_but(here)
         except MissingError as found:
             error = msgspec.json.encode((found.what, found.remedy))
         for item in map(_bytes, self.gather(error)):

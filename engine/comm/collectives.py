@@ -125,6 +125,15 @@ def all_gather(out: Tensor, part: Tensor, group: Group) -> Work:
     return Work(what, [_begin(group, "all_gather", call, out, part)], (out, part))
 
 
+def broadcast(tensor: Tensor, source: int, group: Group) -> Work:
+    """Start filling `tensor` on all members with that of the member at index `source`."""
+    if group.size == 1:
+        return DONE
+    what = f"broadcast from rank {group.ranks[source]}"
+    handle = _begin(group, what, dist.broadcast, tensor, src=group.ranks[source])
+    return Work(_tag(group, what), [handle], (tensor,))
+
+
 def reduce_scatter(out: Tensor, whole: Tensor, group: Group) -> Work:
     """Start summing `whole` over the group; each rank receives its part of dimension 0 in `out`.
 

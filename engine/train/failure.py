@@ -6,12 +6,24 @@ from pathlib import Path
 import msgspec
 
 from engine.comm.lost import PeerLost
-from engine.errors import EngineError
+from engine.errors import EngineError, RunFailed
 from engine.spec.base import Noun
 
 _LIMIT = 1 << 16
 _LONGEST = 4000
 """Characters kept of a text, so that a record always fits the limit."""
+
+
+class BadNumbers(RunFailed):
+    """The loss or gradient norm of a step is not finite; all ranks see it alike."""
+
+    def __init__(self, step: int, samples: int, loss: float, norm: float) -> None:
+        self.step = step
+        super().__init__(
+            f"step {step}: loss {loss}, gradient norm {norm}: not finite; its samples are "
+            f"{step * samples} to {(step + 1) * samples - 1} of the run's order",
+            remedy="lower optimizer.lr, or resume from the last checkpoint with other data",
+        )
 
 
 class RankFailure(Noun, frozen=True, kw_only=True):
@@ -24,11 +36,15 @@ class RankFailure(Noun, frozen=True, kw_only=True):
     remedy: str = ""
     lost_peer: bool = False
     """The rank only noticed that another one was gone."""
+    bad_step: int = -1
+    """The step whose numbers were not finite; -1 = it was something else."""
+    attempt: int = 0
+    """The start of the job in which it happened."""
     t_s: float = 0.0
     """Wall time, to tell the first failure from those it caused."""
 
 
-def failure_of(rank: int, error: Exception) -> RankFailure:
+def failure_of(rank: int, error: Exception, *, attempt: int = 0) -> RankFailure:
     """An exception as the record of a rank's end."""
     if isinstance(error, EngineError):
         kind, what, remedy = kind_of(error), error.what, error.remedy
@@ -36,7 +52,8 @@ def failure_of(rank: int, error: Exception) -> RankFailure:
         kind, what, remedy = "Exception", f"{type(error).__name__}: {error}", ""
     return RankFailure(
         rank=rank, kind=kind, what=what[:_LONGEST], remedy=remedy[:_LONGEST],
-        lost_peer=isinstance(error, PeerLost), t_s=time.time(),
+        lost_peer=isinstance(error, PeerLost), attempt=attempt, t_s=time.time(),
+        bad_step=error.step if isinstance(error, BadNumbers) else -1,
     )  # fmt: skip
 
 

@@ -7,21 +7,15 @@ from pathlib import Path
 
 import torch
 
-from engine.ckpt.manifest import CheckpointMeta
-from engine.ckpt.prune import keep_newest
-from engine.ckpt.restore import load_checkpoint
-from engine.ckpt.save import save_checkpoint
-from engine.comm.collectives import barrier, gather_bytes
+from engine.comm.collectives import barrier
 from engine.data.loader import Loader, open_loaders
 from engine.data.node_loader import NodeLoader, open_node_loaders
 from engine.device import DTYPES, Device
 from engine.model.transformer import MicroBatch
-from engine.spec.load import dump_recipe
 from engine.spec.presets import DEVICES
 from engine.train.collect import Collector
 from engine.train.metrics import MetricsWriter, StepMetrics
-from engine.train.resume import CHECKPOINTS, checkpoint_to_resume
-from engine.train.state import loaded, pieces_to_load, pieces_to_save
+from engine.train.saving import Saver
 from engine.train.task import RankTask
 from engine.train.trainer import StepResult, Trainer
 from engine.train.watchdog import Watchdog
@@ -46,7 +40,8 @@ class Loop:
         else:
             self.train, self.validation = open_loaders(self.recipe, replica=replica)
         self._stop = False
-        self._saved = -1
+        self.saver = Saver(trainer.engine, self.recipe, folder, trainer.events)
+        trainer.before_update = self.saver.settle
 
     def ask_to_stop(self) -> None:
         """End after the current step, with a checkpoint (called by a signal handler)."""
@@ -54,45 +49,37 @@ class Loop:
 
     def run(self) -> None:
         """Train until the recipe's last step, this invocation's limit, or a request to stop."""
-        first = self._resume()
+        first = self.saver.resume(self.task.resume)
         last = self.recipe.train.steps
         if self.task.steps:
             last = min(last, first + self.task.steps)
+        if self.task.until:
+            last = min(last, self.task.until)
         peak = self._peak_flops_per_s()
         writer = self._open_metrics(first)
         events, limit = self.trainer.events, self.recipe.monitor.step_deadline_s
-        done = first
-        with Collector(events) as collector, Watchdog(events, deadline_s=limit) as watchdog:
+        done, stopped, loss = first, False, 0.0
+        every = self.recipe.monitor.collect_every
+        with (
+            Collector(events, every=every) as collector,
+            Watchdog(events, deadline_s=limit) as watchdog,
+        ):
             for step in range(first, last):
                 watchdog.beat()
                 result = self.trainer.step(step, self._batches, stop=self._stop)
-                done = step + 1
+                done, stopped, loss = step + 1, result.stop, result.loss
                 value = self._evaluate(done, is_last=done == last or result.stop)
                 if writer is not None:
                     writer.write(self._metrics(result, value, peak))
-                if self._due(done) or result.stop:
-                    self._save(done)
+                self.saver.after_step(done, result.loss, value, stopping=result.stop)
                 collector.between_steps(done)
                 if result.stop:
                     logger.info("stopped on request after step %d", done)
                     break
-            if self.recipe.checkpoint.at_end and done > first:
-                self._save(done)
+        wanted = stopped or self.recipe.checkpoint.at_end
+        self.saver.end(done, loss, save=wanted and done > first)
         if writer is not None:
             writer.close()
-
-    def _resume(self) -> int:
-        """Load the checkpoint to continue from, if any; returns the first step to do."""
-        found = checkpoint_to_resume(self.folder, self.task.resume)
-        if found is None:
-            return 0
-        engine = self.trainer.engine
-        meta = load_checkpoint(found, pieces_to_load(engine), gather=self._gather)
-        loaded(engine)
-        self._saved = meta.step
-        if self.mesh.rank == 0:
-            logger.info("resumed from %s", found)
-        return meta.step
 
     def _batches(self, step: int) -> list[MicroBatch]:
         return _micro_batches(self.train, step, self.device.torch_device)
@@ -107,36 +94,6 @@ class Loop:
             for i in range(self.validation.steps_per_epoch)
         ]
         return self.trainer.evaluate(batches)
-
-    def _due(self, done: int) -> bool:
-        every = self.recipe.checkpoint.every
-        return bool(every) and done % every == 0
-
-    def _save(self, done: int) -> None:
-        """Write a checkpoint of the state after `done` updates, once."""
-        if self._saved == done:
-            return
-        engine, mesh = self.trainer.engine, self.mesh
-        with self.trainer.events.span("checkpoint"):
-            meta = CheckpointMeta(
-                step=done,
-                recipe_toml=dump_recipe(self.recipe),
-                layout=self.recipe.layout,
-                data={"samples": done * self.recipe.batch.global_batch},
-                run=self.folder.name,
-            )
-            save_checkpoint(
-                self.folder / CHECKPOINTS, pieces_to_save(engine), meta=meta, rank=mesh.rank,
-                world=mesh.layout.world_size, gather=self._gather,
-                barrier=lambda: barrier(mesh.world),
-            )  # fmt: skip
-        self._saved = done
-        if mesh.rank == 0:
-            keep_newest(self.folder / CHECKPOINTS, self.recipe.checkpoint.keep)
-
-    def _gather(self, value: object) -> list[object]:
-        assert isinstance(value, bytes), "checkpoint rooms exchange encoded bytes"
-        return list(gather_bytes(value, self.mesh.world))
 
     def _open_metrics(self, first: int) -> MetricsWriter | None:
         if self.mesh.rank:

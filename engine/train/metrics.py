@@ -27,6 +27,8 @@ class StepMetrics(Noun, frozen=True, kw_only=True):
     """Model FLOP/s over peak, 0..1; windows are credited at their cost, full attention in full."""
     memory_bytes: int
     """Peak memory of rank 0."""
+    skipped: bool = False
+    """The batch was left out; numbers that were not finite are written as 0 then."""
     val_loss: float | None = None
     """Nats per token on held-out text."""
     val_loss_per_byte: float | None = None
@@ -98,6 +100,7 @@ class MetricsTail:
         found = [line for line in lines if self._earlier.get(line.step) != line]
         if lines:
             self.last = lines[-1]
+        self._earlier.update((line.step, line) for line in found)
         return found
 
 

@@ -7,20 +7,21 @@ this rank's shards.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.comm.collectives import all_reduce
-from engine.errors import RunFailed
 from engine.events.writer import EventWriter
 from engine.model.transformer import MicroBatch
 from engine.optim.clip import clip_factor, square_sum
 from engine.optim.schedule import learning_rate
+from engine.schedule.action import Kind
 from engine.spec.recipe import Recipe
 from engine.train.build import Engine, Unit, counted_parts
+from engine.train.failure import BadNumbers
 
 Batches = Callable[[int], list[MicroBatch]]
 """Step number -> this replica's micro-batches."""
@@ -36,25 +37,33 @@ class StepResult(NamedTuple):
     step_s: float
     stop: bool
     """Some rank was asked to stop after this step."""
+    skipped: bool = False
+    """Nothing was learnt from this step's batch."""
 
 
 class Trainer:
     """Runs steps of one recipe on one rank."""
 
-    def __init__(self, recipe: Recipe, engine: Engine, events: EventWriter) -> None:
+    def __init__(
+        self, recipe: Recipe, engine: Engine, events: EventWriter, *, skip: Sequence[int] = ()
+    ) -> None:
         self.recipe, self.engine, self.events = recipe, engine, events
+        self._skip = frozenset(skip)
+        self.before_update: Callable[[], None] = lambda: None
+        """Called when the step has computed all and changed nothing yet."""
         self.tokens_per_step = recipe.batch.global_batch * recipe.model.seq
         self._parts = [counted_parts(unit, engine) for unit in engine.all_units()]
 
     def step(self, step: int, batches: Batches, *, stop: bool = False) -> StepResult:
         """Optimizer update number `step`; `stop` asks all ranks to end after it.
 
-        Raises RunFailed if loss or gradient norm is not finite.
+        Raises BadNumbers if loss or gradient norm is not finite, unless the step is to be left out.
         """
         engine, events = self.engine, self.events
         events.step = step
         start = time.perf_counter()
         with events.span("step"):
+            self._gather_first()
             with events.span("data"):
                 micro = batches(step)
             self._gather_tied()
@@ -66,18 +75,21 @@ class Trainer:
                 total, norm, stopping = self._agree(loss, grads, stop)
                 factor = clip_factor(norm, self.recipe.optimizer.clip_norm)
             mean = total / self.tokens_per_step
-            if not (math.isfinite(mean) and math.isfinite(norm)):
-                raise RunFailed(
-                    f"step {step}: loss {mean}, gradient norm {norm}: not finite",
-                    remedy="lower optimizer.lr, or resume from the last checkpoint with other data",
-                )
+            is_bad = not (math.isfinite(mean) and math.isfinite(norm))
+            skips = step in self._skip or (is_bad and self.recipe.job.bad_numbers == "skip")
+            if is_bad and not skips:
+                raise BadNumbers(step, self.recipe.batch.global_batch, mean, norm)
             lr = learning_rate(self.recipe.optimizer, step, total=self.recipe.train.steps)
+            self.before_update()
             with events.span("optimizer"):
-                self._update(step, grads, factor, lr)
+                if skips:
+                    self._leave_out()
+                else:
+                    self._update(step, grads, factor, lr)
         length = time.perf_counter() - start
         events.value("loss", mean)
         events.flush()
-        return StepResult(step, mean, norm, lr, length, stopping)
+        return StepResult(step, mean, norm, lr, length, stopping, skips)
 
     @torch.no_grad()
     def evaluate(self, steps: list[list[MicroBatch]]) -> float:
@@ -98,6 +110,13 @@ class Trainer:
                 total.zero_()
             all_reduce(total, engine.mesh.world).wait()
         return float(total) / (self.tokens_per_step * len(steps))
+
+    def _gather_first(self) -> None:
+        """Start the gathers that the program begins with: they run while data are fetched."""
+        for action in self.engine.train.program:
+            if action.kind is not Kind.UNSHARD:
+                return
+            self.engine.stage.shards[action.chunk].start_unshard()
 
     def _gather_tied(self) -> None:
         """Bring a tied vocabulary matrix up to date."""
@@ -135,6 +154,11 @@ class Trainer:
         all_reduce(numbers, mesh.world).wait()
         total, square, wishes = numbers.tolist()
         return total, math.sqrt(square), wishes > 0
+
+    def _leave_out(self) -> None:
+        """Learn nothing from this step: weights and moments stay, gradients are forgotten."""
+        for unit in self.engine.all_units():
+            unit.shard.updated()
 
     def _update(self, step: int, grads: list[Tensor], factor: float, lr: float) -> None:
         """Move this rank's part of every parameter."""

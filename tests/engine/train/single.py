@@ -35,7 +35,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
         "optimizer": OptimSpec(lr=1e-2, min_lr=1e-3),
         "data": DataSpec(format="synthetic"),
         "train": TrainSpec(steps=6, device="cpu", eval_batches=1, ops="reference", threads=1),
-        "checkpoint": CkptSpec(),
+        "checkpoint": CkptSpec(two_stage=False),
         "monitor": MonitorSpec(tensorboard=False, events=False),
     }
     for name, changes in sections.items():

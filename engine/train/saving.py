@@ -1,0 +1,322 @@
+"""Checkpoints of a run: when they begin, what a step waits for, how a restart finds them.
+
+A save begins after an optimizer update and is copied while the next step computes; only the next
+update waits for it. A process of the node writes it to the store behind training
+(engine/ckpt/flush.py). A restarted run takes the newest snapshot from memory, and reads the store
+only if there is none.
+"""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from engine.ckpt.arena import node_name, spool_folder
+from engine.ckpt.catalog import parse_folder
+from engine.ckpt.flush import FlushOptions
+from engine.ckpt.leftovers import finish_together
+from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.memory import load_from_memory
+from engine.ckpt.prune import keep_newest
+from engine.ckpt.restore import load_checkpoint
+from engine.ckpt.save import agree, save_checkpoint
+from engine.ckpt.share import Share
+from engine.ckpt.store import open_store
+from engine.ckpt.two_stage import TwoStage
+from engine.comm.collectives import barrier, broadcast, gather_bytes
+from engine.errors import CheckpointError, EngineError, MissingError
+from engine.events.writer import EventWriter
+from engine.spec.load import dump_recipe
+from engine.spec.recipe import Recipe
+from engine.train.build import Engine
+from engine.train.policy import Policy
+from engine.train.resume import checkpoint_root, checkpoint_to_resume, run_identity
+from engine.train.state import loaded, pieces_to_load, pieces_to_save
+
+logger = logging.getLogger(__name__)
+
+_ROUND_S = 2.0
+"""How often ranks that wait for the store tell each other that they still live."""
+
+
+class Saver:
+    """Saves and restores of one rank."""
+
+    def __init__(self, engine: Engine, recipe: Recipe, folder: Path, events: EventWriter) -> None:
+        self.engine, self.recipe, self.folder, self.events = engine, recipe, folder, events
+        self.spec, self.mesh = recipe.checkpoint, engine.mesh
+        self.root = checkpoint_root(folder, self.spec.path)
+        self.policy = Policy(self.spec)
+        self.saved = -1
+        """Step of the newest save that was begun or loaded; -1 = none."""
+        self.spool = self._find_spool()
+        self._two: TwoStage | None = None
+        self._warming: threading.Thread | None = None
+        self._held_s = 0.0
+        self._begun: dict[int, float] = {}
+        self._late = 0.0
+        self._value: float | None = None
+
+    # -- start
+
+    def resume(self, wish: str) -> int:
+        """Fill the state from the newest snapshot or checkpoint; returns the first step to do.
+
+        wish  `auto`, `never` or a step number. Called by all ranks together.
+        """
+        meta = None
+        if wish == "auto" and self.spec.two_stage:
+            meta = self._from_memory()
+        if meta is None:
+            finish_together(
+                self.spool, lead=self._lead, gather=self.gather, timeout_s=self.spec.deadline_s
+            )
+            meta = self._from_store(wish)
+        if meta is not None:
+            loaded(self.engine)
+            self.saved = meta.step
+        if self.spec.two_stage:
+            self._two = self._open_two_stage()
+        return meta.step if meta else 0
+
+    def _from_memory(self) -> CheckpointMeta | None:
+        """The newest snapshot that all ranks have, unless the store has a newer checkpoint."""
+        pieces = pieces_to_load(self.engine)
+        newest = int(agree(self.gather, self._newest_step)[0])
+        meta = load_from_memory(
+            self.root, pieces, gather=self.gather, spool=self.spool, at_least=newest
+        )
+        if meta is not None and self.mesh.rank == 0:
+            logger.info("resumed from step %d, which was still in memory", meta.step)
+        return meta
+
+    def _newest_step(self) -> bytes:
+        """The newest step that has a folder in the store, by its name alone."""
+        if self.mesh.rank:
+            return b""
+        try:
+            steps = [parsed[0] for name in open_store(self.root).folders()
+                     if (parsed := parse_folder(name))]  # fmt: skip
+        except EngineError as error:
+            logger.warning("the store does not answer: %s", error.what)
+            steps = []
+        return str(max(steps, default=0)).encode()
+
+    def _from_store(self, wish: str) -> CheckpointMeta | None:
+        def choose() -> bytes:
+            return (
+                (checkpoint_to_resume(self.root, wish) or "").encode()
+                if not self.mesh.rank
+                else b""
+            )
+
+        found = agree(self.gather, choose)[0].decode()
+        if not found:
+            return None
+        pieces = pieces_to_load(self.engine)
+        meta = load_checkpoint(found, pieces, gather=self.gather, share=self._share())
+        if self.mesh.rank == 0:
+            logger.info("resumed from step %d of %s", meta.step, found)
+        return meta
+
+    def _share(self) -> Share | None:
+        """Replicas that hold the same pieces, so that each byte is read once."""
+        group = self.mesh.dp_gather
+        if self.recipe.layout.zero or group.size == 1:
+            return None
+        return Share(
+            group.index, group.size, lambda tensor, source: broadcast(tensor, source, group).wait()
+        )
+
+    def _open_two_stage(self) -> TwoStage | None:
+        options = FlushOptions(
+            bytes_per_s=self.spec.rate_mib_s * (1 << 20),
+            log=str((self.folder / "log" / f"flusher-{node_name()}.log").absolute()),
+        )
+        try:
+            return TwoStage(
+                self.root, pieces_to_save(self.engine), rank=self.mesh.rank,
+                world=self.mesh.layout.world_size, gather=self.gather, spool=self.spool,
+                options=options, keep=self.spec.keep, drain_s=self.spec.deadline_s,
+            )  # fmt: skip
+        except MissingError as error:
+            logger.warning(
+                "%s; training waits for each save instead (%s)", error.what, error.remedy
+            )
+            return None
+
+    # -- steps
+
+    def after_step(
+        self, done: int, loss: float, value: float | None, *, stopping: bool = False
+    ) -> None:
+        """Begin a save if one is due after `done` updates; called by all ranks after each step."""
+        self._look()
+        if self._two and self._warming is None:
+            # Not before the first step has ended: fresh memory takes time that the start has not.
+            self._warming = threading.Thread(target=self._warm, name="checkpoint memory")
+            self._warming.start()
+        self._value = value if value is not None else self._value
+        asked = self._asked(done)
+        why = "request" if stopping else ""
+        why = self.policy.reason(done, loss, asked=asked) or why
+        if why:
+            self._begin(done, loss, why)
+
+    def settle(self) -> None:
+        """Wait until the snapshot under way is whole: the state may change afterwards."""
+        if self._two is None or not self._two.is_under_way:
+            return
+        with self.events.span("checkpoint"):
+            waited = self._two.finish()
+        self.policy.stalled(self._held_s + waited)
+
+    def _warm(self) -> None:
+        assert self._two is not None, "only a two-stage saver has memory"
+        try:
+            self._two.prepare()
+        except (OSError, EngineError) as error:
+            logger.warning("checkpoint memory: %s", error)  # the first save tries again and says so
+
+    def _asked(self, done: int) -> bool:
+        """Whether rank 0's clock asks for a save, where the clock has a say."""
+        if not self.policy.is_look_due(done):
+            return False
+        mine = msgspec.json.encode((self.policy.wish(), self.policy.next_look(done)))
+        first = self.gather(mine)[0]
+        assert isinstance(first, bytes), "gather returns what it was given"
+        wish, look = msgspec.json.decode(first, type=tuple[bool, int])
+        self.policy.look_at(look)
+        return wish
+
+    def _begin(self, done: int, loss: float, why: str) -> None:
+        """Save the state after `done` updates, once."""
+        if self.saved == done:
+            return
+        self.policy.saving()
+        with self.events.span("checkpoint"):
+            if self._two is None:
+                self._save_in_step(self._meta(done, loss, why))
+                self.saved = done
+                return
+            if self._warming:
+                self._warming.join()
+            taken = self._two.begin(pieces_to_save(self.engine), self._meta(done, loss, why))
+        self._held_s = taken.seconds
+        if taken.folder:
+            self.saved = done
+            self._begun[done] = time.monotonic()
+        self._begun.pop(taken.dropped_step, None)
+
+    def _save_in_step(self, meta: CheckpointMeta) -> None:
+        start = time.monotonic()
+        mesh = self.mesh
+        try:
+            save_checkpoint(
+                self.root, pieces_to_save(self.engine), meta=meta, rank=mesh.rank,
+                world=mesh.layout.world_size, gather=self.gather,
+                barrier=lambda: barrier(mesh.world),
+            )  # fmt: skip
+            if mesh.rank == 0:
+                keep_newest(self.root, self.spec.keep)
+        finally:
+            self.policy.stalled(time.monotonic() - start)
+
+    def _meta(self, done: int, loss: float, why: str) -> CheckpointMeta:
+        extra: dict[str, object] = {"loss": loss, "why": why}
+        if self._value is not None:
+            extra["val_loss"] = self._value
+        return CheckpointMeta(
+            step=done, recipe_toml=dump_recipe(self.recipe), layout=self.recipe.layout,
+            data={"samples": done * self.recipe.batch.global_batch}, run=self.folder.name,
+            extra=extra,
+        )  # fmt: skip
+
+    def _look(self) -> None:
+        """Note what the flusher has committed, and say so if it takes too long (rank 0)."""
+        if self._two is None or self.mesh.rank or not self._begun:
+            return
+        status, now = self._two.status(), time.monotonic()
+        for step in [s for s in self._begun if s <= status.committed_step]:
+            took = now - self._begun.pop(step)
+            if step == status.committed_step:
+                self.policy.flushed(took)
+                logger.info("step %d is in the store after %.1f s", step, took)
+        oldest = min(self._begun.values(), default=now)
+        if now - oldest > self.spec.deadline_s and now - self._late > self.spec.deadline_s:
+            self._late = now
+            logger.warning(
+                "step %d is not in the store after %.0f s: %s", min(self._begun), now - oldest,
+                status.error or f"{status.done_bytes} of {status.total_bytes} bytes are written",
+            )  # fmt: skip
+
+    # -- end
+
+    def end(self, done: int, loss: float, *, save: bool) -> None:
+        """Save the last state if asked to, and return when all saves are durable.
+
+        Raises CheckpointError if the store did not take them in time; they stay in memory then.
+        """
+        self.settle()
+        if save and self._two is None:
+            self._begin(done, loss, "end")
+        if self._two is None:
+            return
+        if self._warming:
+            self._warming.join()
+        deadline = time.monotonic() + self.spec.deadline_s
+        while save and self.saved != done:
+            self._begin(done, loss, "end")
+            self._two.finish()
+            if self.saved != done:
+                self._wait(done, deadline, enough=_ROUND_S / 10)
+        self._wait(done, deadline)
+        self._two.close()
+
+    def _wait(self, done: int, deadline: float, *, enough: float = 0.0) -> None:
+        """Until nothing waits on any node, or `enough` seconds; all ranks together."""
+        assert self._two is not None, "only a two-stage saver leaves something to wait for"
+        began = time.monotonic()
+        while True:
+            idle = self._two.wait(min(enough or _ROUND_S, max(0.0, deadline - time.monotonic())))
+            mine = msgspec.json.encode((idle, time.monotonic() > deadline))
+            every = [
+                msgspec.json.decode(item, type=tuple[bool, bool])
+                for item in self.gather(mine)
+                if isinstance(item, bytes)
+            ]
+            if all(is_idle for is_idle, _ in every):
+                break
+            if any(late for _, late in every):
+                why = self._two.status().error or "the store is slow"
+                raise CheckpointError(
+                    f"step {done} is in memory but not in {self.root} after "
+                    f"{self.spec.deadline_s:.0f} s: {why}",
+                    remedy="a process in the background goes on trying; `msctl train` with the "
+                    "same --run folder waits for it, or raise checkpoint.deadline_s",
+                )
+            if enough:
+                return
+        if self.mesh.rank == 0 and self._begun:
+            logger.info("all saves are durable after %.1f s more", time.monotonic() - began)
+        self._begun.clear()
+
+    # -- help
+
+    def gather(self, value: object) -> list[object]:
+        """The form in which the checkpoint room exchanges encoded bytes."""
+        assert isinstance(value, bytes), "checkpoint rooms exchange encoded bytes"
+        return list(gather_bytes(value, self.mesh.world))
+
+    def _find_spool(self) -> Path:
+        """Memory of this run on this node; also finds out whether this rank speaks for the node."""
+        name = run_identity(self.folder) if self.mesh.rank == 0 else ""
+        every = [
+            msgspec.json.decode(item, type=tuple[str, str])
+            for item in self.gather(msgspec.json.encode((name, node_name())))
+            if isinstance(item, bytes)
+        ]
+        self._lead = [node for _, node in every].index(node_name()) == self.mesh.rank
+        return spool_folder(f"{self.root}#{every[0][0]}", node_name())
