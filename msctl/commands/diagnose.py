@@ -47,7 +47,10 @@ def diagnose(
     segments: Annotated[Path | None, _place("--segments", "Timed segments, JSON lines.")] = None,
     traffic: Annotated[Path | None, _place("--traffic", "Bytes by NIC and time, CSV.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="Draw rank by step.")] = False,
-    timeline: Annotated[Path | None, _place("--timeline", "Write a Chrome trace here.")] = None,
+    timeline: Annotated[
+        Path | None,
+        _place("--timeline", "Write a trace here: .json Chrome's, .pftrace Perfetto's."),
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option("--step", help="Step of the timeline (default the last)."),
@@ -126,7 +129,7 @@ def _draw(ui: Ui, spans: "Spans | None") -> None:
 
 
 def _timeline(ui: Ui, folder: Path, out: Path, spans: "Spans | None", step: int | None) -> None:
-    """The Chrome trace of one step."""
+    """The timeline of one step."""
     from engine.diagnose.timeline import write_timeline
 
     _need(spans is not None and len(spans.steps) > 0, "--timeline")
@@ -138,6 +141,11 @@ def _timeline(ui: Ui, folder: Path, out: Path, spans: "Spans | None", step: int 
             f"{made.arrows} arrows; clocks agree within {show_seconds(made.residual_ns / 1e9)}"
         )
         ui.hint("open it at https://ui.perfetto.dev or chrome://tracing")
+        if made.slices > _MANY_SLICES and out.suffix == ".json":
+            ui.hint("it is large: --timeline FILE.pftrace writes a third of it")
+
+
+_MANY_SLICES = 200_000
 
 
 def _need(has: bool, option: str) -> None:
