@@ -25,6 +25,11 @@ _SHAPE_Z = 15.0
 _VOLUME_Z = 10.0
 _LEARN = 6
 """Windows at the start that tell what is normal."""
+_PERIODS = 4
+"""Periods in a window in which the period itself is measured."""
+_IN_A_ROW = 2
+_WORST = 3.0
+"""A period that seems longer than this is two steps taken for one, or a stop."""
 
 
 class Traffic(NamedTuple):
@@ -123,12 +128,11 @@ def find_alarms(traffic: Traffic) -> list[Alarm]:
     hop = max(1, width // 4)
     starts = range(0, x.shape[1] - width + 1, hop)
     shape, volume, middle = _profiles(x, starts, width)
-    whole = _of_all(traffic, starts, width, middle)
+    usual = float(np.median(middle[: min(_LEARN * 4, max(4, len(middle) // 3))]))
+    whole = _of_all(traffic, period, usual)
     stop = min((a.at_s for a in whole if "stopped" in a.what), default=float("inf"))
     found = _of_nics(traffic, starts, width, shape, volume)
-    quiet = (
-        stop - 0.4 * width * traffic.dt_s
-    )  # later windows that the stop has entered tell nothing
+    quiet = stop - period  # windows that the stop has entered tell nothing
     alarms = [a for a in found if a.at_s <= quiet]
     return sorted(alarms + whole, key=lambda a: a.at_s)
 
@@ -175,24 +179,24 @@ def _of_nics(
     return alarms
 
 
-def _of_all(
-    traffic: Traffic, starts: range, width: int, middle: NDArray[np.float64]
-) -> list[Alarm]:
+def _of_all(traffic: Traffic, period: float, usual: float) -> list[Alarm]:
     """A stop of all NICs, and a period that grew by more than five per cent."""
-    learn = min(_LEARN * 4, max(4, len(middle) // 3))
-    usual = float(np.median(middle[:learn]))
-    stopped = np.flatnonzero(middle < 0.2 * usual)
-    alarms = []
-    if len(stopped):
-        at = (starts[int(stopped[0])] + width) * traffic.dt_s
-        alarms.append(Alarm(None, at, "all traffic stopped"))
     total = traffic.bytes_per_s.mean(axis=0).astype(np.float64)
-    fifth = max(64, len(total) // 5)
-    before, after = period_s(total[:fifth], traffic.dt_s), period_s(total[-fifth:], traffic.dt_s)
-    if not len(stopped) and before and after > 1.05 * before:
-        what = f"the period grew from {show_seconds(before)} to {show_seconds(after)}"
-        alarms.append(Alarm(None, len(total) * traffic.dt_s, what))
-    return alarms
+    dt = traffic.dt_s
+    width = max(4, round(period / dt))
+    moving = np.convolve(total, np.ones(width) / width, "valid")
+    stopped = np.flatnonzero(moving < 0.2 * usual)
+    if len(stopped):
+        return [Alarm(None, (int(stopped[0]) + width) * dt, "all traffic stopped")]
+    window = round(_PERIODS * period / dt)
+    grown = 0
+    for start in range(0, len(total) - window + 1, max(1, width // 2)):
+        now = period_s(total[start : start + window], dt)
+        grown = grown + 1 if period * 1.05 < now < period * _WORST else 0
+        if grown == _IN_A_ROW:
+            what = f"the period grew from {show_seconds(period)} to {show_seconds(now)}"
+            return [Alarm(None, (start + window) * dt, what)]
+    return []
 
 
 def _spread(values: NDArray[np.float64]) -> float:

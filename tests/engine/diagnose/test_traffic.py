@@ -8,19 +8,24 @@ DT, STEP = 0.1, 6.34
 
 
 def series(seconds=400, nics=16, seed=0, fault=None):
-    """Bursts with the step's period; `fault` changes NIC 3 from the middle on."""
+    """Bursts with the step's period; `fault` changes NIC 3, or all, from the middle on."""
     rng = np.random.default_rng(seed)
     t = np.arange(round(seconds / DT)) * DT
     half = t > seconds * 0.6
+    since = np.clip(t - seconds * 0.6, 0, None)
+    steps = (t - since) / STEP + since / (STEP * (1.08 if fault == "slow" else 1))
     rows = []
     for nic in range(nics):
-        phase = (t / STEP + 0.002 * rng.standard_normal()) % 1
+        late = 0.02 * since / STEP if nic == 3 and fault == "late" else 0
+        phase = (steps - late + 0.002 * rng.standard_normal()) % 1
         y = 18e9 * np.exp(-(((phase - 0.8) / 0.09) ** 2)) + 9e9 * np.exp(
             -(((phase - 0.2) / 0.05) ** 2)
         )
         y = y * (1 + 0.05 * rng.standard_normal(len(t)))
         if nic == 3 and fault == "sag":
             y = np.where(half, 0.7 * y, y)
+        if nic == 3 and fault == "flap":
+            y = np.where(half & (since % 4 < 1.5), 0, y)
         if fault == "stop":
             y = np.where(half, 0, y)
         rows.append(y)
@@ -37,8 +42,9 @@ def test_health_is_silent():
     assert find_alarms(series(seconds=900, seed=4)) == []
 
 
-def test_a_sagging_nic_is_named_within_two_periods():
-    alarms = find_alarms(series(fault="sag"))
+@pytest.mark.parametrize("fault", ["sag", "flap", "late"])
+def test_the_nic_is_named_within_two_periods(fault):
+    alarms = find_alarms(series(fault=fault))
     assert {a.nic for a in alarms} == {"nic3"}
     assert alarms[0].at_s - 240 <= 2 * STEP
 
@@ -47,6 +53,15 @@ def test_a_stop_of_all_is_nobodys_fault():
     (finding,) = traffic_findings(series(fault="stop"))
     assert finding.nodes == ()
     assert "stopped" in finding.what
+
+
+def test_a_stop_is_seen_within_two_periods_and_a_longer_period_within_five():
+    (stop,) = find_alarms(series(fault="stop"))
+    assert 0 < stop.at_s - 240 <= 2 * STEP
+    (slow,) = find_alarms(series(fault="slow"))
+    assert slow.nic is None
+    assert "period grew" in slow.what
+    assert 0 < slow.at_s - 240 <= 5 * STEP
 
 
 def test_counters_and_rates_are_read(tmp_path):
