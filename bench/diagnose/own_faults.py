@@ -1,10 +1,12 @@
 """Train for real, break one rank on purpose, and time a right verdict.
 
-    python bench/diagnose/own_faults.py [--runs 5] [--fault hang --fault kill --fault slow]
+    python bench/diagnose/own_faults.py [--runs 5] [--fault hang --fault gc ...] [--state FILE]
 
 Eight ranks (tp 2, pp 2, dp 2) train on this machine. hang: SIGSTOP; kill: SIGKILL; slow: the rank
-is stopped for two thirds of the time. The clock runs from the symptom (for a hang: the stop plus
-the step deadline of the recipe, for slow: from the end of the run) to the end of `msctl diagnose`.
+is stopped for two thirds of the time; gc: a thread of the rank holds a large heap and collects it
+twice a second; none: nothing. The clock runs from the symptom (for a hang: the stop plus the step
+deadline of the recipe; for kill: the end of the job; for slow, gc and none: the end of the run) to
+the end of `msctl diagnose`. With --state, runs that are in the file are not repeated.
 """
 
 import argparse
@@ -27,8 +29,41 @@ RIGHT = {
     "hang": ("rank_blocked", "unknown_hang"),
     "kill": ("crash",),
     "slow": ("perf_straggler",),
+    "gc": ("perf_gc",),
     "none": ("",),
 }
+HOG = """
+import os, threading
+
+def work(run, victim):
+    import gc, time
+    mine = f"/events/rank-{victim:05d}"
+    def opened():
+        for handle in os.listdir("/proc/self/fd"):
+            try:
+                if mine in os.readlink(f"/proc/self/fd/{handle}"):
+                    return True
+            except OSError:
+                pass
+        return False
+    for _ in range(600):
+        time.sleep(0.5)
+        if opened() and os.path.exists(f"{run}/metrics.jsonl"):
+            break
+    else:
+        return
+    heap = [[n] for n in range(3_000_000)]
+    while heap:
+        gc.collect()
+        time.sleep(0.5)
+
+def start():
+    arguments = (os.environ["HOG_RUN"], int(os.environ["HOG_RANK"]))
+    threading.Thread(target=work, args=arguments, daemon=True).start()
+
+os.register_at_fork(after_in_child=start)
+"""
+"""A sitecustomize module: in the process of the victim a thread holds a large heap."""
 
 
 def ranks_of(run: Path) -> dict[int, int]:
@@ -71,7 +106,13 @@ def slow_down(pid: int, stop: threading.Event) -> None:
 def one(fault: str, victim: int) -> dict[str, object]:
     folder = Path(tempfile.mkdtemp(prefix="own-faults-"))
     run = folder / "run"
-    steps = 60 if fault in ("slow", "none") else 4000
+    steps = 60 if fault in ("slow", "none", "gc") else 4000
+    environment = dict(os.environ)
+    if fault == "gc":
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(HOG)
+        environment |= {"PYTHONPATH": str(folder / "site"), "HOG_RUN": str(run)}
+        environment["HOG_RANK"] = str(victim)
     command = [
         sys.executable, "-m", "msctl", "train", str(ROOT / "recipes/tiny.toml"), "--run", str(run),
         "--steps", str(steps), "--set", f"monitor.step_deadline_s={DEADLINE_S}",
@@ -82,6 +123,7 @@ def one(fault: str, victim: int) -> dict[str, object]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
+        env=environment,
         start_new_session=True,
     )
     stop = threading.Event()
@@ -141,15 +183,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--fault", action="append", choices=sorted(RIGHT))
+    parser.add_argument("--state", type=Path, help="a file of finished runs, to go on with")
     given = parser.parse_args()
-    rng = random.Random(7)
     rows = []
-    for fault in given.fault or ["hang", "kill", "slow", "none"]:
-        for _ in range(given.runs):
-            rows.append(one(fault, rng.randrange(8)))
+    if given.state is not None and given.state.exists():
+        rows = [json.loads(line) for line in given.state.read_text().splitlines()]
+    done = {(row["fault"], row["run"]) for row in rows}
+    for number in range(given.runs):
+        for fault in given.fault or ["hang", "kill", "slow", "gc", "none"]:
+            if (fault, number) in done:
+                continue
+            victim = random.Random(f"{fault} {number}").randrange(8)
+            rows.append({"run": number, **one(fault, victim)})
             print(json.dumps(rows[-1]), flush=True)
+            if given.state is not None:
+                with given.state.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
     right = sum(bool(row["right"]) for row in rows)
-    print(f"{right} of {len(rows)} right, slowest {max(row['seconds'] for row in rows)} s")
+    late = sum(row["seconds"] > 15 for row in rows)
+    slowest = max(row["seconds"] for row in rows)
+    print(f"{right} of {len(rows)} right, slowest {slowest} s, {late} later than 15 s")
 
 
 if __name__ == "__main__":
