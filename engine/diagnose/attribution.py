@@ -99,7 +99,9 @@ def model_of(spans: Spans, record: Record) -> Model | None:
         return None
     spec = record.recipe.schedule if record.recipe is not None else ScheduleSpec()
     try:
-        schedule = build(spec.kind, pp, chunks // pp, spans.microbatches, spec.group)
+        schedule = build(
+            spec.kind, pp, chunks // pp, spans.microbatches, spec.group, spec.run_ahead
+        )
     except LayoutError:
         return None
     medians = {

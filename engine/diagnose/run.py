@@ -13,6 +13,7 @@ from typing import Any
 from engine.diagnose import arbiter
 from engine.diagnose.attribution import attribute
 from engine.diagnose.categories import next_step
+from engine.diagnose.decline import find_decline
 from engine.diagnose.finding import Evidence, Finding, Report, Times
 from engine.diagnose.hang import find_hang, rank_waits
 from engine.diagnose.load import Spans, load_spans
@@ -45,12 +46,14 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
     record = read_record(folder)
     result = record.result
     states = {} if result.get("ended") == "done" else open_waits(spans)
+    pace = find_pace(spans)
     findings = arbiter.arrange(
         [
             *_failures(spans),
             *find_hang(states, range(spans.layout.world_size), source="open spans"),
             *_outcome(spans, result),
-            *find_pace(spans),
+            *pace,
+            *find_decline(spans, record, [f for f in pace if f.kind == "straggler"]),
             *_numbers(folder, record),
         ]
     )
