@@ -44,27 +44,9 @@ def fill(text, d, said):
 def trace(cmd, d, calls, limit):
     """(syscall, ordinal) pairs that touch d, in order; ordinals count per thread, as in strace."""
     with tempfile.NamedTemporaryFile("r", suffix=".strace") as log:
-        t0 = time.time()
-        p = subprocess.run(
-            [
-                "strace",
-                "-f",
-                "-qq",
-                "-y",
-                "-s",
-                "64",
-                "-e",
-                "signal=none",
-                "-e",
-                "trace=" + calls,
-                "-o",
-                log.name,
-                *cmd,
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=limit,
-        )
+        line = ["strace", "-f", "-qq", "-y", "-s", "64", "-e", "signal=none",
+                "-e", "trace=" + calls, "-o", log.name, *cmd]  # fmt: skip
+        p = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=limit)
         if p.returncode:
             sys.exit("the command fails without any fault:\n" + p.stderr.decode()[-2000:])
         seen, points = collections.Counter(), []
@@ -74,11 +56,76 @@ def trace(cmd, d, calls, limit):
                 continue
             pid, call, rest = m.groups()
             seen[pid, call] += 1
-            if d in rest:
-                point = (call, seen[pid, call])
-                if point not in points:
-                    points.append(point)
-    return points, time.time() - t0
+            if d in rest and (call, seen[pid, call]) not in points:
+                points.append((call, seen[pid, call]))
+    return points
+
+
+def spread(points, most):
+    """At most so many points, evenly spread; 0 = all."""
+    total = len(points)
+    return [points[i * total // most] for i in range(most)] if most and total > most else points
+
+
+def is_tried(call, fault):
+    """A write that lies about its size cannot be told from here: fsync, rename, ... are dropped."""
+    return not (fault == "lost" and call in ("write", "pwrite64", "writev", "pwritev"))
+
+
+def run_with_fault(cmd, call, n, fault, said, *, limit, delay_s=2.0):
+    """Run the command with a fault at the n-th such call; returns its exit status."""
+    how = {"kill": "signal=KILL", "lost": "retval=0", "slow": f"delay_enter={int(delay_s * 1e6)}"}
+    inject = f"inject={call}:{how.get(fault, 'error=' + fault)}:when={n}"
+    line = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=" + call, "-e", inject, *cmd]
+    with open(said, "wb") as out:
+        try:
+            return subprocess.run(
+                line, stdout=out, stderr=subprocess.DEVNULL, timeout=limit
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return "timeout"
+
+
+def command_check(check, limit):
+    """A checker that runs a command; returns its verdict and last line."""
+
+    def run(d, said):
+        c = subprocess.run(fill(check, d, said), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           text=True, timeout=limit)  # fmt: skip
+        return c.returncode == 0, (c.stdout.strip().splitlines() or [""])[-1][:200]
+
+    return run
+
+
+def sweep(command, check, fault, *, root, start_from=None, most=0, limit=120.0, delay_s=2.0,
+          calls=CALLS, tell=None):  # fmt: skip
+    """Every point with one fault; `check(dir, said)` gives (ok, note). Returns the totals."""
+    d, said = os.path.join(root, "d"), os.path.join(root, "said")
+
+    def reset():
+        shutil.rmtree(d, ignore_errors=True)
+        if start_from:
+            shutil.copytree(start_from, d)
+        else:
+            os.mkdir(d)
+
+    reset()
+    every = [p for p in trace(fill(command, d, said), d, calls, limit) if is_tried(p[0], fault)]
+    points, bad, begin = spread(every, most), [], time.time()
+    for call, n in points:
+        reset()
+        rc = run_with_fault(
+            fill(command, d, said), call, n, fault, said, limit=limit, delay_s=delay_s
+        )
+        ok, note = check(d, said)
+        if not ok:
+            bad.append(f"{call}#{n}: {note}")
+        if tell:
+            tell(dict(call=call, n=n, fault=fault, exit=rc, ok=ok, check=note))
+    return dict(
+        fault=fault, points=len(points), of=len(every), violations=len(bad), where=bad[:20],
+        sec_per_point=round((time.time() - begin) / max(1, len(points)), 2),
+    )  # fmt: skip
 
 
 def main():
@@ -90,92 +137,22 @@ def main():
     p.add_argument("--fault", default="kill")
     p.add_argument("--calls", default=CALLS)
     p.add_argument("--delay", type=float, default=2.0)
-    p.add_argument(
-        "--max", type=int, default=0, help="test at most this many points, evenly spread"
-    )
-    p.add_argument("--start-from", default=None, help="folder to copy into {dir} before each run")
+    p.add_argument("--max", type=int, default=0, help="at most so many points, evenly spread")
+    p.add_argument("--start-from", help="folder to copy into {dir} before each run")
     p.add_argument("--limit", type=float, default=120)
     p.add_argument("--quiet", action="store_true", help="only the summary line")
     a = p.parse_args()
     root = tempfile.mkdtemp(prefix="crash-sweep-")
-    d, said = os.path.join(root, "d"), os.path.join(root, "said")
-
-    def reset():
-        shutil.rmtree(d, ignore_errors=True)
-        if a.start_from:
-            shutil.copytree(a.start_from, d)
-        else:
-            os.mkdir(d)
-
     try:
-        reset()
-        points, _sec = trace(fill(a.cmd, d, said), d, a.calls, a.limit)
-        total = len(points)
-        if a.max and total > a.max:
-            points = [points[i * total // a.max] for i in range(a.max)]
-        bad = []
-        t0 = time.time()
-        for call, n in points:
-            reset()
-            how = {
-                "kill": "signal=KILL",
-                "lost": "retval=0",
-                "slow": f"delay_enter={int(a.delay * 1e6)}",
-            }.get(a.fault, "error=" + a.fault)
-            if a.fault == "lost" and call in ("write", "pwrite64", "writev", "pwritev"):
-                continue  # the size is not known; drop fsync, rename, ... instead
-            with open(said, "wb") as out:
-                try:
-                    rc = subprocess.run(
-                        [
-                            "strace",
-                            "-f",
-                            "-qq",
-                            "-o",
-                            "/dev/null",
-                            "-e",
-                            "trace=" + call,
-                            "-e",
-                            f"inject={call}:{how}:when={n}",
-                            *fill(a.cmd, d, said),
-                        ],
-                        stdout=out,
-                        stderr=subprocess.DEVNULL,
-                        timeout=a.limit,
-                    ).returncode
-                except subprocess.TimeoutExpired:
-                    rc = "timeout"
-            c = subprocess.run(
-                fill(a.check, d, said),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=a.limit,
-            )
-            ok = c.returncode == 0
-            note = (c.stdout.strip().splitlines() or [""])[-1][:200]
-            if not ok:
-                bad.append(f"{call}#{n}")
-            if not a.quiet:
-                print(
-                    json.dumps(dict(call=call, n=n, fault=a.fault, exit=rc, ok=ok, check=note)),
-                    flush=True,
-                )
-        print(
-            json.dumps(
-                dict(
-                    fault=a.fault,
-                    points=len(points),
-                    of=total,
-                    violations=len(bad),
-                    where=bad[:20],
-                    sec_per_point=round((time.time() - t0) / max(1, len(points)), 2),
-                )
-            )
-        )
+        total = sweep(
+            a.cmd, command_check(a.check, a.limit), a.fault, root=root, start_from=a.start_from,
+            most=a.max, limit=a.limit, delay_s=a.delay, calls=a.calls,
+            tell=None if a.quiet else lambda row: print(json.dumps(row), flush=True),
+        )  # fmt: skip
+        print(json.dumps(total))
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    sys.exit(1 if bad else 0)
+    sys.exit(1 if total["violations"] else 0)
 
 
 if __name__ == "__main__":
