@@ -1,4 +1,4 @@
-"""Real ranks on gloo: init_process_group and every new_group, over TCPStore or the Redis store.
+"""Real ranks on gloo: init_process_group and every new_group, over TCPStore or the Redis stores.
 
     python bench/init/run_gloo.py --ranks 24 --reps 3
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from bench.init.groups import layout
 from engine.comm.embedded_redis import EmbeddedRedis
+from engine.comm.native_store import build, native_store
 from engine.comm.store import RedisStore
 
 
@@ -25,10 +26,12 @@ def rank_main(args, rank, where, pipe):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     limit = timedelta(seconds=120)
-    if isinstance(where, int):
-        store = dist.TCPStore("127.0.0.1", where, None, False, timeout=limit)
+    kind, place = where
+    if kind == "tcp":
+        store = dist.TCPStore("127.0.0.1", place, None, False, timeout=limit)
     else:
-        store = RedisStore(where, prefix=f"g{os.getppid()}/", timeout_s=120)
+        opened = native_store if kind == "native" else RedisStore
+        store = opened(place, prefix=f"g{os.getppid()}/", timeout_s=120)
     store.add("up", 1)  # line up, so that forking is not measured
     while store.add("up", 0) < args.ranks:
         time.sleep(0.005)
@@ -95,16 +98,21 @@ def main():
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--reps", type=int, default=3)
     args = parser.parse_args()
+    build()
     for _ in range(args.reps):
         port, pid = tcp_server()
         try:
-            print(json.dumps({"store": "tcp", "ranks": args.ranks, **once(args, port)}), flush=True)
+            show(args, "tcp", port)
         finally:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-        with EmbeddedRedis(host="127.0.0.1", durable=False) as server:
-            row = once(args, server.url)
-        print(json.dumps({"store": "redis", "ranks": args.ranks, **row}), flush=True)
+        for kind in ("redis", "native"):
+            with EmbeddedRedis(host="127.0.0.1", durable=False) as server:
+                show(args, kind, server.url)
+
+
+def show(args, kind, place):
+    print(json.dumps({"store": kind, "ranks": args.ranks, **once(args, (kind, place))}), flush=True)
 
 
 if __name__ == "__main__":

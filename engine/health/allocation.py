@@ -9,7 +9,9 @@ from engine.comm.resp import Client, parse_url
 from engine.errors import RecipeError
 from engine.health.agent import Hello
 from engine.health.fleet import Fleet, FleetReport, Plan, Say, check_fleet
-from engine.health.launch import Where, new_run, reachable_host, read_hosts, slurm_nodes, start
+from engine.health.launch import Where, new_run, reachable_host, read_hosts, start
+from engine.health.pods import find_pods
+from engine.health.slurm import slurm_nodes, topology
 
 
 class Allocation(NamedTuple):
@@ -18,7 +20,11 @@ class Allocation(NamedTuple):
     where: Where = "local"
     hosts: Path | None = None
     job: str = ""
+    """Id of a Slurm job; empty: the allocation that this runs in."""
     agents: int = 4
+    selector: str = ""
+    """Labels of the pods of Kubernetes, as `app=train`."""
+    namespace: str = ""
     redis: str = ""
     """URL of a Redis that all nodes reach; empty: start a private one here."""
 
@@ -27,14 +33,7 @@ def check_allocation(
     allocation: Allocation, plan: Plan, *, profiles: Path | None = None, say: Say
 ) -> FleetReport:
     """Check all nodes of an allocation; nothing is left running afterwards."""
-    nodes: list[str] = []
-    switch_of: dict[str, str] = {}
-    if allocation.where == "hosts":
-        if allocation.hosts is None:
-            raise RecipeError("--on hosts names no nodes", remedy="give a file with --hosts FILE")
-        nodes, switch_of = read_hosts(allocation.hosts)
-    elif allocation.where == "slurm":
-        nodes = slurm_nodes(allocation.job)
+    nodes, switch_of, pods = find_nodes(allocation)
     with ExitStack() as stack:
         url = allocation.redis
         if not url:
@@ -44,11 +43,33 @@ def check_allocation(
             redis=url, run=new_run(), profiles=str(profiles.resolve()) if profiles else ""
         )
         started = start(
-            allocation.where, hello, count=allocation.agents, hosts=nodes, job=allocation.job
-        )
+            allocation.where, hello, nodes, job=allocation.job, pods=pods,
+            namespace=allocation.namespace,
+        )  # fmt: skip
         stack.callback(started.stop)
         say(f"started agents for {len(started.nodes)} nodes")
         client = Client(parse_url(url))
         stack.callback(client.close)
         fleet = Fleet(client, hello.run, started.nodes)
         return check_fleet(fleet, started.nodes, plan, switch_of=switch_of, say=say)
+
+
+def find_nodes(
+    allocation: Allocation,
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Names of the nodes, the switch above each where that is known, and pods by node."""
+    if allocation.where == "local":
+        return [f"local-{i}" for i in range(allocation.agents)], {}, {}
+    if allocation.where == "slurm":
+        return slurm_nodes(allocation.job), topology(), {}
+    if allocation.where == "k8s":
+        if not allocation.selector:
+            raise RecipeError(
+                "--on k8s names no pods", remedy="give their labels with --selector app=NAME"
+            )
+        pod_of, rack_of = find_pods(allocation.selector, allocation.namespace)
+        return list(pod_of), rack_of, pod_of
+    if allocation.hosts is None:
+        raise RecipeError("--on hosts names no nodes", remedy="give a file with --hosts FILE")
+    nodes, switch_of = read_hosts(allocation.hosts)
+    return nodes, switch_of, {}

@@ -1,4 +1,4 @@
-"""Start an agent on every node of an allocation: here, over ssh, or through Slurm.
+"""Start an agent on every node of an allocation: here, by ssh, in Slurm or Kubernetes.
 
 Every starter hands the greeting over by standard input, never on a command line.
 """
@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ import msgspec
 from engine.errors import MissingError, RecipeError
 from engine.health.agent import Hello
 
-Where = Literal["local", "hosts", "slurm"]
+Where = Literal["local", "hosts", "slurm", "k8s"]
 _AGENT = ("-m", "msctl.agent")
 _MAX_HOSTS = 1 << 20
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?$")
@@ -35,9 +36,10 @@ class Started:
 
     def stop(self) -> None:
         """End the starters; agents end with them or when nobody speaks to them."""
+        end = time.monotonic() + 2
         for process in self._processes:
             try:
-                process.wait(2)
+                process.wait(max(0.01, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -48,39 +50,34 @@ def new_run() -> str:
     return f"selfcheck-{uuid.uuid4().hex[:12]}"
 
 
-def start(where: Where, hello: Hello, *, count: int = 4, hosts: Sequence[str] = (),
-          job: str = "") -> Started:  # fmt: skip
-    """Start the agents. MissingError if the starter is not there."""
+def start(where: Where, hello: Hello, nodes: Sequence[str], *, job: str = "",
+          pods: Mapping[str, str] | None = None, namespace: str = "") -> Started:  # fmt: skip
+    """Start an agent on each node. MissingError if the starter is not there.
+
+    job is the Slurm job to run in, pods says which pod of Kubernetes is on a node.
+    """
     if where == "local":
-        nodes = [f"local-{i}" for i in range(count)]
-        return Started(nodes, [_popen([sys.executable, *_AGENT], hello, n) for n in nodes])
+        return _each(nodes, hello, lambda node: [sys.executable, *_AGENT])
     if where == "hosts":
         _need("ssh", "install openssh-client")
-        python = "python3"
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-        return Started(
-            hosts, [_popen(["ssh", *options, n, python, *_AGENT], hello, n) for n in hosts]
-        )
+        return _each(nodes, hello, lambda node: ["ssh", *options, node, "python3", *_AGENT])
+    if where == "k8s":
+        _need("kubectl", "install kubectl and give it access to the cluster")
+        place, found = (["-n", namespace] if namespace else []), pods or {}
+        return _each(
+            nodes, hello,
+            lambda n: ["kubectl", "exec", "-i", *place, found[n], "--", "python3", *_AGENT],
+        )  # fmt: skip
     _need("srun", "run this on a Slurm login node, or inside an allocation")
-    nodes = slurm_nodes(job)
     within = [f"--jobid={job}", "--overlap"] if job else []
     command = ["srun", *within, f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--no-kill",
                f"--nodelist={','.join(nodes)}", sys.executable, *_AGENT]  # fmt: skip
     return Started(nodes, [_popen(command, hello, "")])
 
 
-def slurm_nodes(job: str) -> list[str]:
-    """Names of the nodes of an allocation."""
-    command = ["scontrol", "show", "hostnames"]
-    if job:
-        shown = _output(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).strip()
-        command.append(shown)
-    names = _output(command).split()
-    if not names:
-        raise MissingError(
-            "no Slurm allocation", remedy="run it inside one (salloc -N 4), or give --job ID"
-        )
-    return names
+def _each(nodes: Sequence[str], hello: Hello, command: Callable[[str], list[str]]) -> Started:
+    return Started(nodes, [_popen(command(node), hello, node) for node in nodes])
 
 
 def read_hosts(path: Path) -> tuple[list[str], dict[str, str]]:
@@ -111,17 +108,6 @@ def read_hosts(path: Path) -> tuple[list[str], dict[str, str]]:
     return nodes, switch_of
 
 
-def slurm_switches(text: str) -> dict[str, str]:
-    """Node -> leaf switch from `scontrol show topology`; node lists must be written out."""
-    found = {}
-    for line in text.splitlines():
-        facts = dict(re.findall(r"(\w+)=(\S+)", line))
-        if facts.get("Level") == "0":
-            for node in facts.get("Nodes", "").split(","):
-                found[node] = facts.get("SwitchName", "")
-    return found
-
-
 def reachable_host() -> str:
     """The address at which other nodes reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -147,14 +133,3 @@ def _popen(command: Sequence[str], hello: Hello, node: str) -> "subprocess.Popen
 def _need(program: str, remedy: str) -> None:
     if shutil.which(program) is None:
         raise MissingError(f"{program} is not installed", remedy=remedy)
-
-
-def _output(command: Sequence[str]) -> str:
-    _need(command[0], "run this where the scheduler's commands are")
-    ended = subprocess.run(list(command), capture_output=True, text=True, timeout=30, check=False)
-    if ended.returncode:
-        raise MissingError(
-            f"`{' '.join(command[:3])}` failed: {ended.stderr.strip()[:200]}",
-            remedy="check that the scheduler answers here",
-        )
-    return ended.stdout

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from engine.errors import RecipeError
 from engine.health import (
     collective,
+    gpu,
     gpu_links,
     gpu_state,
     host,
@@ -92,6 +93,12 @@ CHECKS: tuple[Check, ...] = (
     _check("host.each_core", "light", host_rate.each_core, "load", deadline_s=60.0),
     _check("host.memory_rate", "light", host_rate.memory_rate, "load", deadline_s=60.0),
     _check("host.disk_rate", "light", host_rate.disk_rate, "disk", "load", deadline_s=60.0),
+    _check("gpu.gemm", "light", gpu.gemm, "cuda", "load", deadline_s=120.0),
+    _check("gpu.memory_rate", "light", gpu.memory_rate, "cuda", "load", deadline_s=60.0),
+    _check("gpu.h2d", "light", gpu.from_host, "cuda", "load", deadline_s=60.0),
+    _check("gpu.d2h", "light", gpu.to_host, "cuda", "load", deadline_s=60.0),
+    _check("gpu.p2p", "light", gpu.peer_paths, "cuda", "load", deadline_s=60.0),
+    _check("gpu.memory_test", "full", gpu.memory, "cuda", "load", deadline_s=600.0),
     _check("comm.node", "light", collective.node, "load", "cuda", deadline_s=120.0),
     _check("net.loopback", "light", network_rate.loopback, "rdma", deadline_s=300.0),
     _check("net.rnic_pairs", "full", network_rate.rnic_pairs, "rdma", deadline_s=600.0),

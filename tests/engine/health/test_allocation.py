@@ -29,7 +29,7 @@ def test_real_agents_exchange_data_and_a_stopped_one_is_named():
 
     with EmbeddedRedis(durable=False) as server:
         hello = Hello(redis=server.url, run=new_run())
-        started = start("local", hello, count=3)
+        started = start("local", hello, [f"local-{i}" for i in range(3)])
         try:
             client = Client(parse_url(server.url))
             fleet = Fleet(client, hello.run, started.nodes)

@@ -2,7 +2,7 @@ import pytest
 
 from engine.errors import MissingError, RecipeError
 from engine.health.agent import Hello
-from engine.health.launch import new_run, reachable_host, read_hosts, slurm_switches, start
+from engine.health.launch import new_run, reachable_host, read_hosts, start
 
 
 def test_hosts_with_and_without_switches(tmp_path):
@@ -21,14 +21,6 @@ def test_what_is_no_list_of_nodes_is_refused(tmp_path, text):
         read_hosts(tmp_path / "absent")
 
 
-def test_leaf_switches_of_slurm():
-    text = (
-        "SwitchName=tor0 Level=0 LinkSpeed=1 Nodes=n1,n2\n"
-        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=n1,n2 Switches=tor0\n"
-    )
-    assert slurm_switches(text) == {"n1": "tor0", "n2": "tor0"}
-
-
 def test_runs_have_names_of_their_own_and_the_host_an_address():
     assert new_run() != new_run()
     assert reachable_host().count(".") == 3
@@ -37,4 +29,4 @@ def test_runs_have_names_of_their_own_and_the_host_an_address():
 def test_a_starter_that_is_not_there_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingError, match="srun is not installed"):
-        start("slurm", Hello(redis="redis://h", run="r"))
+        start("slurm", Hello(redis="redis://h", run="r"), ["n1"])
