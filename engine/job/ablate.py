@@ -68,7 +68,8 @@ def rungs_of(recipe: Recipe) -> tuple[Rung, ...]:
     ladder.append(Rung(name="+ parallel block", sets=("model.block=parallel",)))
     ladder.append(Rung(name="+ sliding window", sets=(f"model.window={window}",)))
     if layout.tp > 1 and layout.sequence_parallel:
-        pieces = 4 if model.seq // layout.tp % 4 == 0 else 2
+        own = recipe.overlap.tp_pieces
+        pieces = own if own > 1 else 0
         tp_sets = (f"overlap.tp_pieces={pieces}", "overlap.tp=true")
         ladder.append(Rung(name="+ TP overlap", sets=tp_sets))
     if layout.pp > 1:

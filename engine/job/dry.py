@@ -42,8 +42,8 @@ class DryRun(Noun, frozen=True, kw_only=True):
 def dry_run(recipe: Recipe) -> DryRun:
     """Describe a recipe's run; the schedule is built and simulated, nothing else is."""
     layout = recipe.layout
-    kind, group = recipe.schedule.kind, recipe.schedule.group
-    schedule = build(kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout), group)
+    order, count = recipe.schedule, recipe.batch.microbatches(layout)
+    schedule = build(order.kind, layout.pp, layout.vpp, count, order.group, order.run_ahead)
     drawn = schedule if schedule.microbatches * layout.pp <= 1024 else None
     return DryRun(
         name=recipe.name,

@@ -14,22 +14,27 @@ from engine.schedule.zero_bubble import Pairs, zb_v, zero_bubble
 from engine.spec.shape import legal, resolve_kind, round_size
 
 
-def build(kind: str, pp: int, vpp: int, microbatches: int, group: int = 0) -> Schedule:
+def build(
+    kind: str, pp: int, vpp: int, microbatches: int, group: int = 0, run_ahead: int = 0
+) -> Schedule:
     """A compute-only schedule; LayoutError if the shape is not legal.
 
     kind is `auto`, `gpipe`, `1f1b`, `interleaved`, `breadth-first`, `zero-bubble` or
     `zb-v`; pp stages of vpp chunks; group micro-batches go through a chunk before the next one (0 =
-    the fewest): with more, a message round the pipeline has longer to arrive.
+    the fewest): with more, a message round the pipeline has longer to arrive. run_ahead forwards
+    per later stage come before the first backward (0 = the kind's own): with 2 a message has the
+    time of a computation to arrive, where 1F1B waits for every one (eager 1F1B, arXiv:2211.05322).
     """
     kind = resolve_kind(kind, vpp)
-    reason = legal(kind, pp, vpp, microbatches, group)
+    reason = legal(kind, pp, vpp, microbatches, group, run_ahead)
     if reason:
         raise LayoutError(
             f"no {kind} schedule for pp={pp}, vpp={vpp}, micro-batches={microbatches}: {reason}",
             remedy="make batch.global_batch / (micro_batch * dp) a multiple of layout.pp "
             "and of schedule.group, or set layout.vpp = 1",
         )
-    shape = Shape(pp, vpp, microbatches, round_size(pp, microbatches, group))
+    ahead = run_ahead or (2 if kind == "interleaved" else 1)
+    shape = Shape(pp, vpp, microbatches, round_size(pp, microbatches, group), ahead)
     maker = {
         "gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved,
         "breadth-first": _breadth_first, "zero-bubble": _zero_bubble, "zb-v": _zb_v,
@@ -42,12 +47,16 @@ def build(kind: str, pp: int, vpp: int, microbatches: int, group: int = 0) -> Sc
 
 
 class Shape(NamedTuple):
-    """What a builder is given beside the stage; a round is the micro-batches of one group."""
+    """What a builder is given beside the stage; a round is the micro-batches of one group.
+
+    `ahead` is the number of forwards by which a stage runs ahead, per stage behind it.
+    """
 
     pp: int
     vpp: int
     microbatches: int
     per_round: int
+    ahead: int
 
 
 def _gpipe(stage: int, shape: Shape) -> list[Action]:
@@ -58,18 +67,18 @@ def _gpipe(stage: int, shape: Shape) -> list[Action]:
 
 
 def _one_f_one_b(stage: int, shape: Shape) -> list[Action]:
-    """Warm-up of pp - 1 - stage forwards, then one forward and one backward in turn."""
+    """Warm-up of a forward (or more) per later stage, then a forward and a backward in turn."""
     forwards = [(stage, m) for m in range(shape.microbatches)]
-    return _weave(forwards, forwards, warmup=shape.pp - 1 - stage)
+    return _weave(forwards, forwards, warmup=shape.ahead * (shape.pp - 1 - stage))
 
 
 def _interleaved(stage: int, shape: Shape) -> list[Action]:
     """Rounds of micro-batches through the stage's chunks, first chunk first; backwards mirrored.
 
-    A stage runs ahead by one round per further chunk plus two forwards per stage behind it.
+    A stage runs ahead by one round per further chunk plus two forwards per later stage.
     """
     forwards, backwards = _rounds(stage, shape)
-    warmup = (shape.vpp - 1) * shape.per_round + 2 * (shape.pp - 1 - stage)
+    warmup = (shape.vpp - 1) * shape.per_round + shape.ahead * (shape.pp - 1 - stage)
     return _weave(forwards, backwards, warmup=warmup)
 
 
@@ -87,8 +96,8 @@ def _breadth_first(stage: int, shape: Shape) -> list[Action]:
 def _zero_bubble(stage: int, shape: Shape) -> list[Action]:
     """Interleaved rounds, backwards split; half the run-ahead: input gradients come sooner."""
     forwards, backwards = _rounds(stage, shape)
-    warmup = (shape.vpp - 1) * shape.per_round + shape.pp - 1 - stage
-    return zero_bubble(forwards, backwards, warmup=warmup, lag=stage)
+    warmup = (shape.vpp - 1) * shape.per_round + shape.ahead * (shape.pp - 1 - stage)
+    return zero_bubble(forwards, backwards, warmup=warmup, lag=shape.ahead * stage)
 
 
 def _zb_v(stage: int, shape: Shape) -> list[Action]:

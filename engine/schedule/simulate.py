@@ -7,7 +7,7 @@ action waits for the message or the parameters it needs, and that wait is what "
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from engine.errors import LayoutError
@@ -77,7 +77,8 @@ class _Stage:
 class _State:
     """What has happened so far in the whole pipeline."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, lanes: Mapping[Kind, str]) -> None:
+        self.lanes = lanes
         self.stages = [_Stage() for _ in range(schedule.pp)]
         self.done: dict[Action, float] = {}
         self.posted: dict[Action, float] = {}
@@ -87,16 +88,21 @@ class _State:
 
 
 def simulate(
-    schedule: Schedule, duration_s: Callable[[Action], float], *, blocking: bool = False
+    schedule: Schedule,
+    duration_s: Callable[[Action], float],
+    *,
+    blocking: bool = False,
+    lanes: Mapping[Kind, str] = LANES,
 ) -> Simulation:
     """When every action of a schedule runs, given how long each takes.
 
     duration_s gives seconds of compute, of a transfer (asked for the SEND), a gather or a
     reduction. A schedule without communication actions is run with messages that take no time.
-    blocking=True makes a stage wait for each transfer it starts (the coupled baseline). Raises
-    LayoutError if the schedule deadlocks.
+    blocking=True makes a stage wait for each transfer it starts (the coupled baseline). lanes says
+    which transfers of a stage queue behind each other: one lane for all is a single slow link.
+    Raises LayoutError if the schedule deadlocks.
     """
-    state = _State(schedule)
+    state = _State(schedule, lanes)
     explicit = any(a.kind in SENDS for stage in schedule.stages for a in stage)
     waiting = deque(range(schedule.pp))
     stuck = 0
@@ -161,7 +167,7 @@ def _start_transfer(
 ) -> float | None:
     """Occupy a lane with a send, gather or reduction; when it ends, or None if not startable."""
     me = state.stages[stage]
-    lane = LANES[action.kind]
+    lane = state.lanes[action.kind]
     start = max(me.clock_s, me.free_s.get(lane, 0.0))
     end = start + duration_s(action)
     me.free_s[lane] = end

@@ -17,6 +17,7 @@ RULES = (
     check_shape.depth,
     check_shape.batch,
     check_shape.schedule,
+    check_shape.overlap,
     check_run.texts,
     check_run.store,
     check_run.learning_rate,

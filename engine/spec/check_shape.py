@@ -5,7 +5,7 @@ from math import gcd
 
 from engine.spec.keys import Keys, closest, divisors, problem
 from engine.spec.problem import Problem
-from engine.spec.shape import legal, resolve_kind
+from engine.spec.shape import RUNS_AHEAD, legal, resolve_kind
 
 _MOST_MICROBATCHES = 1 << 20
 _LIMITS = {
@@ -173,9 +173,18 @@ def schedule(keys: Keys) -> Iterator[Problem]:
     each = recipe.batch.micro_batch * recipe.layout.dp
     microbatches, rest = divmod(recipe.batch.global_batch, each)
     kind = resolve_kind(recipe.schedule.kind, vpp)
-    group = recipe.schedule.group
-    reason = None if rest else legal(kind, pp, vpp, microbatches, group)
+    group, run_ahead = recipe.schedule.group, recipe.schedule.run_ahead
+    reason = None if rest else legal(kind, pp, vpp, microbatches, group, run_ahead)
     if not reason:
+        return
+    if run_ahead and "schedule.run_ahead" in reason:
+        yield problem(
+            "schedule.run_ahead",
+            "schedule.kind",
+            what=f"{keys.show('schedule.run_ahead')}: {reason}",
+            remedy="set schedule.run_ahead to 0"
+            + (" or 2" if kind in RUNS_AHEAD else ", or schedule.kind to 1f1b or zero-bubble"),
+        )
         return
     if group and "schedule.group" in reason:
         yield problem(
@@ -209,3 +218,37 @@ def schedule(keys: Keys) -> Iterator[Problem]:
         f"fall into equal rounds of at least layout.pp = {pp}",
         remedy=f"set batch.global_batch to {fitting}, or layout.vpp to 1",
     )
+
+
+def overlap(keys: Keys) -> Iterator[Problem]:
+    """A switch that is on hides something: silence would be a slow run that nobody notices."""
+    layout, wish = keys.recipe.layout, keys.recipe.overlap
+    if layout.tp == 1:
+        return
+    if wish.tp and not layout.sequence_parallel:
+        yield problem(
+            "overlap.tp",
+            "layout.sequence_parallel",
+            what="overlap.tp = true hides nothing: without sequence parallelism a GEMM is followed "
+            "by a whole all-reduce",
+            remedy="set layout.sequence_parallel to true, or overlap.tp to false",
+        )
+        return
+    if wish.tp and wish.tp_pieces == 1:
+        yield problem(
+            "overlap.tp_pieces",
+            "overlap.tp",
+            what="overlap.tp = true hides nothing: with overlap.tp_pieces = 1 a GEMM waits for all "
+            "of its communication",
+            remedy="set overlap.tp_pieces to 0 (auto) or to 2 or more, or overlap.tp to false",
+        )
+    part = keys.recipe.model.seq // layout.tp
+    if wish.tp_pieces > 1 and part % wish.tp_pieces:
+        yield problem(
+            "overlap.tp_pieces",
+            "model.seq",
+            "layout.tp",
+            what=f"{keys.show('overlap.tp_pieces')} does not divide the {part} tokens of a rank "
+            "(model.seq / layout.tp)",
+            remedy=f"set overlap.tp_pieces to {divisors(part, near=wish.tp_pieces)}, or to 0",
+        )

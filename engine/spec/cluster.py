@@ -29,6 +29,18 @@ class LinkSpec(Noun, frozen=True, kw_only=True):
 
     bytes_per_s: Annotated[Positive, doc("per device and direction")]
     latency_s: Annotated[NonNegative, doc("of one hop, software included")] = 5e-6
+    shared: Annotated[bool, doc("one wire of that rate for all ranks of a node")] = False
+
+
+class HostSpec(Noun, frozen=True, kw_only=True):
+    """What a measured machine adds to its data sheet; written by `msctl plan --calibrate`."""
+
+    step_s: Annotated[NonNegative, doc("host seconds a step has beyond its micro-batches")]
+    slope: Annotated[Positive, doc("factor on the time of every micro-batch")] = 1.0
+    launch_s: Annotated[NonNegative, doc("host seconds to issue one operator; 0 = the model's")] = (
+        0.0
+    )
+    log_error: Annotated[NonNegative, doc("spread of the log error of runs left out")] = 0.1
 
 
 class ClusterSpec(Noun, frozen=True, kw_only=True):
@@ -40,6 +52,8 @@ class ClusterSpec(Noun, frozen=True, kw_only=True):
     device: Annotated[DeviceSpec, doc("the device")]
     intra: Annotated[LinkSpec, doc("between devices of one node")]
     inter: Annotated[LinkSpec, doc("between nodes, the share of one device")]
+    cores: Annotated[Size, doc("CPU cores that a node's ranks share; 0 = a device for each")] = 0
+    host: Annotated[HostSpec | None, doc("measured overheads; none = those of the system")] = None
 
     @property
     def world_size(self) -> int:

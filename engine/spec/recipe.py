@@ -45,6 +45,14 @@ class ScheduleSpec(Noun, frozen=True, kw_only=True):
             "more hide slower links and hold more activations; 0 = the fewest, about pp"
         ),
     ] = 0
+    run_ahead: Annotated[
+        Size,
+        doc(
+            "micro-batches that a stage is ahead per stage behind it (1f1b, interleaved, "
+            "zero-bubble); 2 gives a message the time of a computation to arrive, and holds twice "
+            "the activations of 1; 0 = the kind's own: 2 for interleaved, else 1"
+        ),
+    ] = 0
 
 
 class OverlapSpec(Noun, frozen=True, kw_only=True):
@@ -56,8 +64,12 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
         Count, doc("computations by which a receive is posted early; each holds one message")
     ] = 4
     tp_pieces: Annotated[
-        Count, doc("pieces a tensor-parallel GEMM is cut into; 1 = whole (nothing to overlap)")
-    ] = 1
+        Size,
+        doc(
+            "pieces a tensor-parallel GEMM is cut into; 1 = whole, 0 = auto: with overlap.tp as "
+            "many as [cluster] makes fastest (4 where it is not given), else 1"
+        ),
+    ] = 0
     dp: Annotated[bool, doc("parameter gathers and gradient reductions per chunk")] = True
 
 
@@ -175,6 +187,10 @@ class MonitorSpec(Noun, frozen=True, kw_only=True):
         Positive, doc("a longer step makes every rank write down what it is doing")
     ] = 60.0
     timeout_s: Annotated[Positive, doc("longest wait for a communication before giving up")] = 300.0
+    collect_every: Annotated[
+        Size,
+        doc("steps between garbage collections, the same on all ranks; 0 leaves it to Python"),
+    ] = 20
 
 
 class Recipe(Noun, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ equal rounds; breadth-first holds any number; zb-v holds two.
 """
 
 ROUNDS = ("interleaved", "zero-bubble")
+RUNS_AHEAD = ("1f1b", *ROUNDS)
 KINDS = ("gpipe", "1f1b", "interleaved", "breadth-first", "zero-bubble", "zb-v")
 
 
@@ -20,7 +21,9 @@ def round_size(pp: int, microbatches: int, group: int = 0) -> int:
     return group or microbatches // max(1, microbatches // pp)
 
 
-def legal(kind: str, pp: int, vpp: int, microbatches: int, group: int = 0) -> str | None:
+def legal(
+    kind: str, pp: int, vpp: int, microbatches: int, group: int = 0, run_ahead: int = 0
+) -> str | None:
     """Why a shape cannot be scheduled, or None if it can; group as in `round_size`."""
     if min(pp, vpp, microbatches) < 1:
         return "pp, vpp and the number of micro-batches must be at least 1"
@@ -30,6 +33,10 @@ def legal(kind: str, pp: int, vpp: int, microbatches: int, group: int = 0) -> st
         return f"schedule {kind} holds one chunk per stage, but layout.vpp = {vpp}"
     if kind == "zb-v" and vpp != 2:
         return f"schedule zb-v holds two chunks per stage, but layout.vpp = {vpp}"
+    if run_ahead and kind not in RUNS_AHEAD:
+        return f"the order of {kind} is fixed, but schedule.run_ahead = {run_ahead}"
+    if run_ahead > 2 and vpp > 1:
+        return f"with schedule.run_ahead = {run_ahead} > 2 chunks of a stage wait for each other"
     if kind not in ROUNDS:
         return f"schedule {kind} has no rounds, but schedule.group = {group}" if group else None
     if group and group < min(pp, microbatches):

@@ -15,6 +15,7 @@ from engine.parallel.apply import Placement, parallelize
 from engine.parallel.chunked import Chunker
 from engine.parallel.flat import FlatChunk
 from engine.parallel.owners import OwnerSum, parts_of
+from engine.parallel.pieces import pieces_of
 from engine.parallel.pipeline import Pipeline, Stage
 from engine.parallel.tensor import TensorAxis
 from engine.parallel.zero import ShardedChunk
@@ -52,8 +53,8 @@ class Engine(NamedTuple):
 def step_program(recipe: Recipe) -> Schedule:
     """The verified program of a training step of this recipe."""
     layout, overlap = recipe.layout, recipe.overlap
-    kind, group = recipe.schedule.kind, recipe.schedule.group
-    compute = build(kind, layout.pp, layout.vpp, recipe.batch.microbatches(layout), group)
+    order, count = recipe.schedule, recipe.batch.microbatches(layout)
+    compute = build(order.kind, layout.pp, layout.vpp, count, order.group, order.run_ahead)
     return verify(
         add_comm(compute, overlap_pp=overlap.pp, overlap_dp=overlap.dp, ahead=overlap.pp_ahead)
     )
@@ -63,11 +64,11 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     """Create this rank's part of the model with its initial values, and all that moves it."""
     layout, model = recipe.layout, recipe.model
     program = step_program(recipe)
-    overlap = recipe.overlap
-    chunker = Chunker(mesh.tp, pieces=overlap.tp_pieces, ahead=overlap.tp, events=events)
+    pieces = pieces_of(recipe)
+    chunker = Chunker(mesh.tp, pieces=pieces, ahead=recipe.overlap.tp, events=events)
     axis = TensorAxis(
         mesh.tp, sequence_parallel=layout.sequence_parallel, events=events,
-        chunker=chunker if overlap.tp_pieces > 1 else None,
+        chunker=chunker if pieces > 1 else None,
     )  # fmt: skip
     dtype = DTYPES[recipe.train.precision]
     place = Placement(

@@ -5,6 +5,9 @@ from hypothesis import strategies as st
 from engine.errors import LayoutError
 from engine.schedule.action import Kind
 from engine.schedule.build import build
+from engine.schedule.comm import add_comm
+from engine.schedule.simulate import simulate
+from engine.schedule.verify import peak_activations
 from engine.spec.shape import legal
 from tests.engine.schedule.torch_order import executed
 
@@ -72,3 +75,24 @@ def test_a_wider_group_takes_more_micro_batches_through_a_chunk_before_the_next(
     assert first[:8] == ["0F0", "0F1", "0F2", "0F3", "2F0", "2F1", "2F2", "2B0"]
     whole = build("interleaved", 2, 3, 6, 2)
     assert whole == build("interleaved", 2, 3, 6)
+
+
+def test_running_ahead_hides_messages_that_1f1b_waits_for():
+    """Messages of 3/4 of a forward each way, on links of their own: 1F1B waits for each."""
+
+    def step_s(run_ahead: int, kind: str = "1f1b") -> float:
+        program = add_comm(build(kind, 2, 1, 16, 0, run_ahead), dp=False, ahead=4)
+        seconds = {Kind.FORWARD: 4.0, Kind.BACKWARD: 8.0, Kind.BACKWARD_INPUT: 4.0,
+                   Kind.BACKWARD_WEIGHT: 4.0, Kind.SEND_F: 3.0, Kind.SEND_B: 3.0}  # fmt: skip
+        return simulate(program, lambda action: seconds[action.kind]).makespan_s
+
+    work, bubble, message = 16 * 12.0, 12.0, 3.0
+    assert step_s(1) == work + bubble + 16 * message
+    assert step_s(2) == work + bubble + 2 * message  # only on the way in and out
+    assert step_s(2, "zero-bubble") < step_s(2)
+
+
+def test_running_ahead_costs_the_activations_it_says():
+    plain, eager = build("1f1b", 4, 1, 16), build("1f1b", 4, 1, 16, 0, 2)
+    assert [peak_activations(plain, stage) for stage in range(4)] == [4, 3, 2, 1]
+    assert [peak_activations(eager, stage) for stage in range(4)] == [7, 5, 3, 1]

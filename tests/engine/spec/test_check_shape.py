@@ -30,6 +30,14 @@ from tests.engine.spec.samples import changed
      ({"schedule": {"kind": "1f1b"}}, 'schedule.kind = "1f1b" holds one chunk', "kind to auto"),
      ({"batch": {"global_batch": 1 << 26}}, "the limit is 1048576", "raise"),
      ({"model": {"layers": 8 << 20}}, "beyond the limit of 10000", "at most 10000"),
+     ({"overlap": {"tp": True, "tp_pieces": 1}}, "hides nothing: with overlap.tp_pieces = 1",
+      "to 0 (auto)"),
+     ({"overlap": {"tp": True}, "layout": {"sequence_parallel": False}},
+      "hides nothing: without sequence parallelism", "layout.sequence_parallel to true"),
+     ({"overlap": {"tp_pieces": 5}}, "does not divide the 32 tokens of a rank", "to 2 or 4 or 8"),
+     ({"schedule": {"group": 3}}, "do not fall into rounds of schedule.group = 3", "to 0"),
+     ({"schedule": {"kind": "breadth-first", "run_ahead": 2}}, "is fixed, but", "run_ahead to 0"),
+     ({"schedule": {"kind": "breadth-first", "group": 2}}, "has no rounds", "to 0"),
      ({"seed": 1 << 63}, "seed = 9223372036854775808 is beyond", "at most")],
 )  # fmt: skip
 def test_a_contradiction_is_found_and_only_it(sections, what, remedy):

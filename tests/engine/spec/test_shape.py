@@ -26,3 +26,10 @@ def test_a_group_fills_the_pipeline_and_divides_the_micro_batches():
     assert "rounds of schedule.group = 3" in (legal("interleaved", 2, 2, 8, 3) or "")
     assert "has no rounds" in (legal("1f1b", 2, 1, 8, 4) or "")
     assert [round_size(4, 10), round_size(4, 2), round_size(4, 16, 8)] == [5, 2, 8]
+
+
+def test_chunks_of_one_stage_allow_a_run_ahead_of_two():
+    assert legal("interleaved", 4, 2, 8, 0, 2) is None
+    assert "wait for each other" in (legal("interleaved", 4, 2, 8, 0, 3) or "")
+    assert legal("zero-bubble", 4, 1, 8, 0, 4) is None
+    assert "is fixed" in (legal("gpipe", 4, 1, 8, 0, 2) or "")
