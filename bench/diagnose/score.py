@@ -1,24 +1,26 @@
 """Score `msctl diagnose` on folders of cases with known answers.
 
     python bench/diagnose/score.py logs CASES          # S01.log ... and answers.jsonl
-    python bench/diagnose/score.py big CASES --generators DIR --ranks 2048
+    python bench/diagnose/score.py big CASES [--ranks 2048]
     python bench/diagnose/score.py jobs CASES          # one folder a job, with truth.json
     python bench/diagnose/score.py fr CASES            # a folder of dumps a case
-    python bench/diagnose/score.py traces --generators DIR
+    python bench/diagnose/score.py traces
 
-`big` puts the lines of every log case into one rank's log among many; DIR holds gen_logs.py and
-gen_kineto.py.
+`big` puts the lines of every log case into one rank's log among many (biglogs.py); `traces` makes
+its own (kineto.py).
 """
 
 import argparse
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from biglogs import write_logs
+from kineto import OLD, write_traces
 
 from engine.diagnose.finding import Finding, Report
 from engine.diagnose.foreign import Inputs, diagnose_foreign, inputs_of
@@ -66,25 +68,21 @@ def score_logs(cases: Path) -> None:
     )
 
 
-def score_big(cases: Path, generators: Path, ranks: int) -> None:
+def score_big(cases: Path, ranks: int) -> None:
     answers = [json.loads(line) for line in (cases / "answers.jsonl").read_text().splitlines()]
     right = who = 0
     slowest = 0.0
     for answer in answers:
         folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
-        command = [
-            sys.executable, str(generators / "gen_logs.py"), str(folder), "--ranks", str(ranks),
-            "--kb", "4", "--case", str(cases / answer["file"]), "--seed", answer["id"][1:],
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        truth = json.loads((folder / "truth.json").read_text())
+        lines = (cases / answer["file"]).read_text().rstrip("\n").split("\n")
+        bad = write_logs(folder, lines, ranks=ranks, kb=4, seed=int(answer["id"][1:]))
         begin = time.perf_counter()
         found = first(diagnose_foreign(Inputs(logs=folder)))
         slowest = max(slowest, time.perf_counter() - begin)
         shutil.rmtree(folder)
         category = found.category if found else ""
         good = category == answer["category"] or category in answer["accept"]
-        named = found is not None and list(found.ranks) == [truth["rank"]]
+        named = found is not None and list(found.ranks) == [bad]
         right += good
         who += named
         if not (good and named):
@@ -129,44 +127,37 @@ def score_fr(cases: Path) -> None:
     print(f"fr: {hits} of {total} culprits, {victims} victims, {seconds:.2f} s in all")
 
 
-def score_traces(generators: Path) -> None:
-    old = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
-    variants = {
-        "new names, 3 ms": ["--skew-us", "3000"],
-        "new names, slow links": ["--skew-us", "3000", "--comm-us", "600"],
-        "old names, no offset": ["--skew-us", "0", "--comm-us", "600", "--nccl-name", old],
-        "compressed": ["--skew-us", "3000", "--gz"],
+def score_traces() -> None:
+    variants: dict[str, dict[str, Any]] = {
+        "new names, 3 ms": {},
+        "new names, slow links": {"comm_us": 600.0},
+        "old names, no offset": {"skew_us": 0.0, "comm_us": 600.0, "nccl": OLD},
+        "compressed": {"gz": True},
     }
     for name, options in variants.items():
-        for slow in ("5:1.10", ""):
+        for slow in (5, None):
             folder = Path(tempfile.mkdtemp())
-            command = [sys.executable, str(generators / "gen_kineto.py"), str(folder), *options]
-            command += ["--slow", slow] if slow else []
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            (folder / "truth.json").unlink()
+            write_traces(folder, slow=slow, **options)
             ranks = diagnose_foreign(Inputs(traces=folder)).verdict.ranks
             shutil.rmtree(folder)
-            good = ranks == ((5,) if slow else ())
-            print(f"  {name}, slow {slow or 'nobody'}: {ranks} {'right' if good else 'WRONG'}")
+            good = ranks == (() if slow is None else (slow,))
+            print(f"  {name}, slow {slow}: {ranks} {'right' if good else 'WRONG'}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["logs", "big", "jobs", "fr", "traces"])
     parser.add_argument("cases", type=Path, nargs="?")
-    parser.add_argument("--generators", type=Path)
     parser.add_argument("--ranks", type=int, default=2048)
     given = parser.parse_args()
-    if given.what in ("big", "traces") and given.generators is None:
-        parser.error("--generators is needed for this")
     if given.what != "traces" and given.cases is None:
         parser.error("name the folder of cases")
     {
         "logs": lambda: score_logs(given.cases),
-        "big": lambda: score_big(given.cases, given.generators, given.ranks),
+        "big": lambda: score_big(given.cases, given.ranks),
         "jobs": lambda: score_jobs(given.cases),
         "fr": lambda: score_fr(given.cases),
-        "traces": lambda: score_traces(given.generators),
+        "traces": lambda: score_traces(),
     }[given.what]()
 
 

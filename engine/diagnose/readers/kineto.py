@@ -52,12 +52,14 @@ def read_trace(path: Path) -> Trace:
     rank = -1
     carry = b""
     size = 0
+    kernels = False
     for chunk in read_chunks(path, chunk=_WINDOW):
         block = carry + chunk
         if size == 0:
             found = _RANK.search(block[: 1 << 20])
             rank = int(found[1]) if found else _rank_of(path)
         size += len(chunk)
+        kernels = kernels or b'"kernel"' in block
         cut = block.rfind(b'"ph"')
         if cut <= 0:
             cut = max(0, len(block) - 8192)
@@ -81,6 +83,8 @@ def read_trace(path: Path) -> Trace:
         if kind == b"kernel" and not _COMM.search(name):
             durations.append(float(length))
             names[name] = names.get(name, 0) + 1
+    if kernels and not durations and not communication:
+        raise FileFault("holds kernels whose fields are not in the profiler's order")
     if not durations and not annotated and not steps:
         raise FileFault("holds no profiler events" if size else "is empty")
     signature = hash(tuple(sorted((name, count) for name, count in names.items())))

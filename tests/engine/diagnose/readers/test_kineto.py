@@ -48,3 +48,11 @@ def test_no_events_is_a_fault(tmp_path):
     path.write_text('{"traceEvents": []}')
     with pytest.raises(FileFault):
         read_trace(path)
+
+
+def test_kernels_in_another_order_are_named_and_not_taken_for_health(tmp_path):
+    path = tmp_path / "rank-0.json"
+    event = '{"dur": 3.0, "ts": 1.0, "name": "gemm", "cat": "kernel", "ph": "X", "args": {}}'
+    path.write_text('{"traceEvents": [' + ", ".join([event] * 20) + "]}")
+    with pytest.raises(FileFault, match="order"):
+        read_trace(path)
