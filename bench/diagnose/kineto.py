@@ -4,7 +4,7 @@
 
 Each step: a forward and a backward GEMM kernel a layer on stream 7, one all-reduce a layer on
 stream 20. It cannot start before every rank has reached it: the fast ranks' NCCL kernels grow, the
-slow PLACEHOLDER
+slow rank's stay short. --old: names of NCCL before 2.19. --ops: small host ops, to set the size.
 """
 
 import argparse
