@@ -8,11 +8,12 @@ written at step boundaries; beyond `limit` pending lines new ones are dropped an
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -20,19 +21,50 @@ from engine.events.schema import NAMES, Attr, Event, Kind
 
 _LONGEST_LINE = 1 << 20
 """Bytes of a line that readers take."""
+_OWN = frozenset({"forward", "backward", "backward_input", "backward_weight", "optimizer"})
+"""Spans whose time, less that of the spans inside them, is a rank's own work."""
+_STEPS_KEPT = 256
+
+
+class StepWork(NamedTuple):
+    """A step that ended: how long it took and how much of that was this rank's own work."""
+
+    step: int
+    length_s: float
+    own_s: float
+
+
+class _Open:
+    """A span that runs; `inside_ns` is the time of spans that closed within it."""
+
+    __slots__ = ("attrs", "inside_ns", "name", "start", "stream")
+
+    def __init__(self, name: str, stream: str, start: int, attrs: dict[str, Attr]) -> None:
+        self.name, self.stream, self.start, self.attrs = name, stream, start, attrs
+        self.inside_ns = 0
 
 
 class EventWriter:
-    """The events of one rank; `path=None` counts and forgets them (monitoring switched off)."""
+    """The events of one rank; `path=None` forgets them (monitoring switched off).
 
-    def __init__(self, path: Path | None, rank: int, *, limit: int = 100_000) -> None:
+    With `watched`, what runs is known to other threads even then: `actions` counts spans that began
+    or ended, `doing` names those that are open, `works` holds the steps that ended lately.
+    """
+
+    def __init__(
+        self, path: Path | None, rank: int, *, limit: int = 100_000, watched: bool = False
+    ) -> None:
         self.rank = rank
         self.step = -1
         self.dropped = 0
+        self.actions = 0
+        self.works: deque[StepWork] = deque(maxlen=_STEPS_KEPT)
+        self._own_ns = 0
+        self._tracks = path is not None or watched
         self._limit = limit
         self._seq = 0
         self._pending: list[Event] = []
-        self._open: list[tuple[str, str, int, dict[str, Attr]]] = []
+        self._open: list[_Open] = []
         self._lock = threading.Lock()
         self._encoder = msgspec.json.Encoder()
         self._file = None
@@ -52,32 +84,64 @@ class EventWriter:
         attrs |= {f"{axis}_index": i for axis, i in index.items()}
         self.instant("clock", attrs)
 
+    @property
+    def doing(self) -> tuple[str, ...]:
+        """Names of the open spans, outermost first; may be asked by any thread."""
+        return tuple(one.name for one in list(self._open))
+
+    @property
+    def doing_since(self) -> tuple[str, float]:
+        """The outermost and innermost open span as `step/wait`, and when the outermost began.
+
+        Seconds of the monotonic clock; empty and 0 if none is open.
+        """
+        spans = list(self._open)
+        if not spans:
+            return "", 0.0
+        names = spans[0].name if len(spans) == 1 else f"{spans[0].name}/{spans[-1].name}"
+        return names, spans[0].start / 1e9
+
     @contextmanager
     def span(self, name: str, stream: str = "host", **attrs: Attr) -> Iterator[None]:
         """Record how long the block takes."""
-        if self._file is None:
+        if not self._tracks:
             yield
             return
-        start = time.perf_counter_ns()
-        self._open.append((name, stream, start, attrs))
+        self._begin(name, stream, attrs)
         try:
             yield
         finally:
-            self._open.pop()
-            self.add("span", name, stream, start, time.perf_counter_ns() - start, attrs)
+            self._end(0)
 
     def enter(self, name: str, stream: str = "host", **attrs: Attr) -> None:
         """Open a span by hand; `leave` closes the innermost one."""
-        if self._file is not None:
-            self._open.append((name, stream, time.perf_counter_ns(), attrs))
+        if self._tracks:
+            self._begin(name, stream, attrs)
 
     def leave(self, *, longer_than_ns: int = 0) -> None:
         """Close the innermost span; a shorter one than the limit is forgotten."""
-        if self._file is not None:
-            name, stream, start, attrs = self._open.pop()
-            length = time.perf_counter_ns() - start
-            if length >= longer_than_ns:
-                self.add("span", name, stream, start, length, attrs)
+        if self._tracks:
+            self._end(longer_than_ns)
+
+    def _begin(self, name: str, stream: str, attrs: dict[str, Attr]) -> None:
+        self.actions += 1
+        self._open.append(_Open(name, stream, time.perf_counter_ns(), attrs))
+
+    def _end(self, longer_than_ns: int) -> None:
+        self.actions += 1
+        one = self._open.pop()
+        length = time.perf_counter_ns() - one.start
+        if self._open:
+            self._open[-1].inside_ns += length
+        if one.name in _OWN:
+            self._own_ns += length - one.inside_ns
+        elif one.name == "step":
+            self.works.append(StepWork(self.step, length / 1e9, self._own_ns / 1e9))
+            self._own_ns = 0
+        elif one.name == "eval":
+            self._own_ns = 0
+        if length >= longer_than_ns:
+            self.add("span", one.name, one.stream, one.start, length, one.attrs)
 
     def instant(self, name: str, attrs: dict[str, Attr]) -> None:
         """Record that something happened now."""
@@ -119,8 +183,8 @@ class EventWriter:
     def dump_open(self) -> None:
         """Write what this rank is in the middle of, outermost first, and flush."""
         now = time.perf_counter_ns()
-        for name, stream, start, attrs in list(self._open):
-            self.add("open", name, stream, start, now - start, attrs)
+        for one in list(self._open):
+            self.add("open", one.name, one.stream, one.start, now - one.start, one.attrs)
         self.flush()
 
     def close(self, *, ended: bool) -> None:

@@ -19,7 +19,7 @@ from engine.errors import (
 from engine.job.nursery import Report
 from engine.train.failure import RankFailure
 
-_KINDS: dict[str, type[EngineError]] = {
+KINDS: dict[str, type[EngineError]] = {
     kind.__name__: kind
     for kind in (RecipeError, LayoutError, TraceError, CheckpointError, MissingError)
 }
@@ -33,6 +33,12 @@ class Cause(NamedTuple):
     remedy: str
     kind: type[EngineError]
     is_own: bool
+    ranks: tuple[int, ...] = ()
+    """Whom it names."""
+    bad_step: int = -1
+    """The step whose numbers were not finite, if that is the cause."""
+    is_exception: bool = False
+    """A rank raised it and left a record, as against one that was ended from outside."""
 
 
 def find_cause(ended: list[Report], failures: list[RankFailure]) -> Cause:
@@ -43,13 +49,19 @@ def find_cause(ended: list[Report], failures: list[RankFailure]) -> Cause:
     own = sorted((f for f in failures if not f.lost_peer), key=lambda f: f.t_s)
     if own:
         first = own[0]
-        kind = _KINDS.get(first.kind, RunFailed)
+        kind = KINDS.get(first.kind, RunFailed)
         what = first.what if kind is not RunFailed else f"rank {first.rank}: {first.what}"
-        return Cause(what, first.remedy, kind, is_own=True)
+        ranks = tuple(f.rank for f in own if f.what == first.what)
+        return Cause(what, first.remedy, kind, True, ranks, first.bad_step, is_exception=True)
     known = {f.rank for f in failures}
     for report in ended:
         if report.code and report.rank not in known:
             return _unexplained(report)
+    early = next((r for r in ended if r.code == 0 and r.rank not in known), None)
+    if failures and early is not None:
+        what = f"rank {early.rank} ended early, as if all were well"
+        remedy = f"read its log, rank-{early.rank:05d}.log"
+        return Cause(what, remedy, RunFailed, True, (early.rank,))
     if failures:
         first = min(failures, key=lambda f: f.t_s)
         return Cause(f"rank {first.rank}: {first.what}", first.remedy, RunFailed, is_own=False)
@@ -69,13 +81,14 @@ def _unexplained(report: Report) -> Cause:
     """A rank that left no record."""
     if report.code >= 0:
         what = f"rank {report.rank} ended with exit code {report.code} and no word"
-        return Cause(what, f"read its log, rank-{report.rank:05d}.log", RunFailed, is_own=True)
+        remedy = f"read its log, rank-{report.rank:05d}.log"
+        return Cause(what, remedy, RunFailed, True, (report.rank,))
     name = _signal_name(-report.code)
     remedy = ""
     if name == "SIGKILL":
         remedy = "see `dmesg` whether memory ran out, which ends processes like this"
     what = f"rank {report.rank} was ended by {name}"
-    return Cause(what, remedy, RunFailed, is_own=name != "SIGTERM")
+    return Cause(what, remedy, RunFailed, name != "SIGTERM", (report.rank,))
 
 
 def _signal_name(number: int) -> str:

@@ -1,41 +1,43 @@
-"""The driver of a run on this machine: starts the nursery, starts ranks, watches them, ends them.
+"""The driver of a run: has executors start ranks, watches them, and mends what goes wrong.
 
-It never imports torch. What ranks do it learns from files (metrics, failures) and from the
-nursery's reports; what people should see it hands to a callback.
+It never imports torch. What ranks do it learns from heartbeats and from files (metrics, failures);
+what people should see it hands to a callback. Detection is here, what follows it in `recover.py`.
 """
 
 import contextlib
-import os
-import platform
-import secrets
-import selectors
 import signal
 import socket
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
-from engine.comm.embedded_redis import store_of
 from engine.comm.listen import listening_socket
-from engine.data.node_process import NodeProcess, NodeTask
-from engine.job.cause import Cause, as_error, find_cause
-from engine.job.nursery import Report, Signal, Start
+from engine.errors import RunFailed
+from engine.job.cause import Cause, as_error
+from engine.job.drills import Drills
+from engine.job.incident import Recovery
+from engine.job.nodes import Node, Nodes
+from engine.job.order import Op, Order
+from engine.job.place import LocalPlace, Place
+from engine.job.recover import Recoverer
 from engine.job.run import RunResult, hold_folder, prepare_folder, write_result
+from engine.job.server import Server
+from engine.job.sight import Sight
+from engine.job.start import StartRecord
+from engine.job.state import FINAL, JobEvent, JobState, next_job
+from engine.job.view import JobView, ViewWriter, view_of
 from engine.spec.recipe import Recipe
-from engine.train.failure import clear_failures, read_failures
+from engine.train.drill import Fault
+from engine.train.failure import clear_failures
 from engine.train.metrics import MetricsTail, StepMetrics
 from engine.train.task import RankTask
 
 POLL_S = 0.05
-GRACE_S = 3.0
-"""How long the other ranks may take to notice that one is gone, before they are ended."""
-_NURSERY_END_S = 20.0
-"""How long the nursery may take to end its ranks when the driver is done with them."""
+_ADOPT_S = 3.0
+_JOIN_S = 120.0
+"""Longest wait for the first nodes."""
 
 
 class Watch:
@@ -46,51 +48,85 @@ class Watch:
         *,
         on_step: Callable[[StepMetrics], None] = lambda metrics: None,
         on_note: Callable[[str], None] = lambda text: None,
+        on_view: Callable[[JobView], None] = lambda view: None,
     ) -> None:
-        self.on_step = on_step
-        self.on_note = on_note
+        self.on_step, self.on_note, self.on_view = on_step, on_note, on_view
 
 
 class Driver:
-    """One invocation of a run on this machine."""
+    """One invocation of a run."""
 
-    def __init__(self, recipe: Recipe, folder: Path, watch: Watch) -> None:
+    def __init__(
+        self, recipe: Recipe, folder: Path, watch: Watch, *, place: Place | None = None,
+        drills: tuple[Fault, ...] = (),
+    ) -> None:  # fmt: skip
         self.recipe, self.folder, self.watch = recipe, folder, watch
+        self.place: Place = place or LocalPlace()
+        self.nodes = Nodes()
+        self.state: JobState = "starting"
+        self.order: list[str] = []
+        """Nodes that carry ranks, in the order of their blocks of ranks."""
+        self.recoveries: list[Recovery] = []
+        self.skip: tuple[int, ...] = ()
+        self.attempt = -1
+        self.token = 1
+        self.server: Server | None = None
+        self.drills = Drills(drills, self)
+        self.newest_step = -1
+        self.nodes_of_start: dict[int, tuple[str, ...]] = {}
+        self.recoverer = Recoverer(self)
         self._steps: list[StepMetrics] = []
-        self._buffer = b""
-        self._ended: list[Report] = []
-        self._killed_from: int | None = None
+        self._interrupts = self._asked = 0
+        self._start_s = self._asked_at = 0.0
+        self._until = 0
+        self._orders = 0
+        self.killed_from: int | None = None
         """How many ranks had ended when this driver ended the others."""
-        self._interrupts = 0
-        self._asked_at = 0.0
-        self._start_s = 0.0
+        self._warm_noted = False
 
     def run(self, *, steps: int, resume: str) -> RunResult:
-        """Start all ranks, follow them to their end and say how it went.
+        """Start all ranks, keep them going to the end and say how it went.
 
-        Raises the error a rank met if it is one of input or machine, RunFailed if ranks died.
+        Raises the error a rank met if it is one of input or machine, RunFailed if the run could
+        not be kept alive.
         """
         began = time.monotonic()
         with hold_folder(self.folder), self._interruptible():
             prepare_folder(self.folder, self.recipe)
             clear_failures(self.folder)
-            tail = MetricsTail(self.folder / "metrics.jsonl")
-            with (
-                listening_socket(self.recipe.train.host, self.recipe.train.port) as meet,
-                node_loader(self.recipe, self.folder) as loader,
-                store_of(self.recipe.train.store) as store,
-            ):
-                task = self._task(meet, steps, resume, loader, store)
-                code = self._follow(meet, tail, task)
-            failed = len(self._ended) < self.recipe.layout.world_size
-            failed = failed or any(report.code for report in self._ended)
-            cause = self._cause(code) if failed else None
-            result = self._result(time.monotonic() - began, tail.last, cause)
+            self._tail = MetricsTail(self.folder / "metrics.jsonl")
+            self._begin_watch(steps, resume)
+            cause = None
+            with self._probe_port(), self.place.store(self.recipe, self.folder) as self.server:
+                self.token = self.place.token
+                try:
+                    cause = self._go()
+                finally:
+                    self._end_nodes()
+                    self.recoverer.finish()
+            for metrics in self._tail.new():
+                self._step(metrics)
+            result = self._result(time.monotonic() - began, cause)
             write_result(self.folder, result)
+            self._views.write(self.view())
         if result.ended == "failed":
             assert cause is not None, "a failed run has a cause"
             raise as_error(cause, self.folder.name)
         return result
+
+    # -- start
+
+    def _begin_watch(self, steps: int, resume: str) -> None:
+        self._limit, self._resume = steps, resume
+        self._views = ViewWriter(self.folder)
+        self.sight = Sight(self)
+
+    @contextlib.contextmanager
+    def _probe_port(self) -> Iterator[None]:
+        """Find out before anything starts whether the recipe's address can be had."""
+        with listening_socket(self.recipe.train.host, self.recipe.train.port):
+            pass
+        yield
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -110,117 +146,271 @@ class Driver:
             for kind, handler in zip(kinds, old, strict=True):
                 signal.signal(kind, handler)
 
-    def _task(
-        self, meet: socket.socket, steps: int, resume: str, loader: str, store: str
-    ) -> RankTask:
-        """What all ranks of this start are told."""
-        return RankTask(
-            folder=str(self.folder), world=self.recipe.layout.world_size,
-            host=self.recipe.train.host, port=meet.getsockname()[1], steps=steps, resume=resume,
-            loader=loader, store_url=store,
-            store_prefix=f"{self.folder.name}/{secrets.token_hex(4)}/", nodes=(platform.node(),),
-        )  # fmt: skip
+    def _go(self) -> Cause | None:
+        """From the first node to the last step; returns why it failed, if it did."""
+        for node in self.place.open(self.recipe, self.folder):
+            self._welcome(node)
+        need = self.recipe.job.nodes
+        if self._adopts():
+            return self._keep_going()
+        came = self.pump(lambda: self._interrupts > 0 or len(self._warm()) >= need, _JOIN_S)
+        if self._interrupts:
+            self.enter("stop")
+            self.enter("ended")
+            return Cause("the ranks did not start", "", RunFailed, is_own=False)
+        if not came:
+            self.enter("gave_up")
+            return self._no_nodes(need)
+        self.order = [node.name for node in self._warm()[:need]]
+        self.start_ranks()
+        return self._keep_going()
 
-    def _follow(self, meet: socket.socket, tail: MetricsTail, task: RankTask) -> int:
-        """Run a nursery to its end; returns its exit code."""
-        control, theirs = socket.socketpair()
-        start = Start(ranks=tuple(range(task.world)), task=task)
-        with control, selectors.DefaultSelector() as selector:
-            nursery = self._start_nursery(theirs)
-            try:
-                selector.register(control, selectors.EVENT_READ)
-                self._loop(selector, control, start, meet, tail)
-            finally:
-                control.close()
-                try:
-                    nursery.wait(timeout=_NURSERY_END_S)
-                except subprocess.TimeoutExpired:
-                    nursery.kill()
-                    nursery.wait()
-        for metrics in tail.new():
-            self._step(metrics)
-        return nursery.returncode
+    def _keep_going(self) -> Cause | None:
+        """Watch and mend until the end."""
+        while self.state not in FINAL:
+            self.pump(lambda: True, 0.0)
+            self._obey_interrupts()
+            incident = self.sight.watch()
+            if incident is not None:
+                cause = self.recoverer.recover(incident)
+                if cause is not None:
+                    return cause
+        return None
 
-    def _start_nursery(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
-        """What it prints goes to its log; stdout is the command's own."""
-        log = self.folder / "log" / "nursery.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "engine.job.nursery", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,  # Ctrl-C is for the driver alone
-            )  # fmt: skip
+    def _welcome(self, node: Node) -> None:
+        self.nodes.add(node)
+        self.sight.silence.heard(node.name, time.monotonic())
 
-    def _loop(
-        self,
-        selector: selectors.BaseSelector,
-        control: socket.socket,
-        start: Start,
-        meet: socket.socket,
-        tail: MetricsTail,
-    ) -> None:
-        asked, deadline = 0, float("inf")
-        while True:
-            if selector.select(POLL_S) and not self._reports(control, start, meet):
-                return
-            for metrics in tail.new():
-                self._step(metrics)
-            if len(self._ended) == len(start.ranks):
-                return
-            if self._interrupts > asked:
-                asked = self._interrupts
-                self._stop(control, asked)
-            if any(report.code for report in self._ended):
-                deadline = min(deadline, time.monotonic() + GRACE_S)
-            if time.monotonic() > deadline:
-                self._killed_from = len(self._ended)
-                _tell(control, Signal(signal=signal.SIGKILL))
-                deadline = float("inf")
-
-    def _stop(self, control: socket.socket, times: int) -> None:
-        if times == 1:
-            self.watch.on_note("stopping after this step, with a checkpoint; Ctrl-C again: at once")
-            _tell(control, Signal(signal=signal.SIGTERM))
-        else:
-            _tell(control, Signal(signal=signal.SIGKILL))
-
-    def _reports(self, control: socket.socket, start: Start, meet: socket.socket) -> bool:
-        """Handle what the nursery says; False when there is nothing more to wait for."""
-        try:
-            data = control.recv(1 << 16)
-        except ConnectionError:
+    def _adopts(self) -> bool:
+        """Take over what a driver before this one started, if all of it still runs."""
+        record = self.place.recall()
+        if record is None:
             return False
-        self._buffer += data
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
-            report = msgspec.json.decode(line, type=Report)
-            if report.event == "ready":
-                if self._interrupts:
-                    return False  # nothing has been started, nothing is to be saved
-                self.watch.on_note(f"nursery ready after {report.seconds:.1f} s")
-                self._asked_at = time.monotonic()
-                socket.send_fds(control, [msgspec.json.encode(start) + b"\n"], [meet.fileno()])
-            elif report.event == "exit":
-                self._ended.append(report)
-        return bool(data)
+        self.attempt, self.skip = record.attempt, record.skip
+        names = record.order
+
+        def there() -> bool:
+            nodes = [self.nodes.all.get(name) for name in names]
+            return all(n and n.beat and n.beat.attempt == record.attempt for n in nodes)
+
+        if not self.pump(there, _ADOPT_S):
+            for node in self.nodes:
+                self.tell(node, "signal", signal=signal.SIGKILL)
+            self.pump(lambda: all(n.beat and n.beat.state != "running" for n in self.nodes), 5.0)
+            return False
+        self.order, self._until = list(names), record.until
+        self.nodes.begin(self.attempt, self._blocks())
+        self.nodes_of_start[self.attempt] = names
+        self.sight.begin()
+        self.state = "running"
+        self.watch.on_note(f"took over a running job: start {self.attempt} on {', '.join(names)}")
+        return True
+
+    def _blocks(self) -> list[tuple[Node, tuple[int, ...]]]:
+        """Nodes in their order, each with its block of ranks."""
+        world = self.recipe.layout.world_size
+        each = -(-world // len(self.order))
+        return [
+            (self.nodes.all[name], tuple(range(i * each, min(world, (i + 1) * each))))
+            for i, name in enumerate(self.order)
+            if i * each < world
+        ]
+
+    def _warm(self) -> list[Node]:
+        return [node for node in self.nodes if node.is_here and node.is_warm]
+
+    def _no_nodes(self, need: int) -> Cause:
+        log = self.folder / "log" / "executor.log"
+        notes = "; ".join(f"{n.name}: {n.note}" for n in self.nodes if n.note)
+        what = f"{len(self._warm())} of {need} nodes came within {_JOIN_S:g} s"
+        return Cause(f"{what}; {notes}" if notes else what, f"read {log}", RunFailed, True)
+
+    def start_ranks(self) -> None:
+        """Have all ranks started, in the blocks of the present order of nodes."""
+        self.attempt += 1
+        layout, train = self.recipe.layout, self.recipe.train
+        blocks = self._blocks()
+        self.place.remember(
+            StartRecord(attempt=self.attempt, order=tuple(self.order), until=self._until,
+                        skip=self.skip)
+        )  # fmt: skip
+        self.nodes.begin(self.attempt, blocks)
+        self.nodes_of_start[self.attempt] = tuple(node.name for node, _ in blocks)
+        self.killed_from = None
+        self.sight.begin()
+        with listening_socket(train.host, train.port) as meet:
+            task = RankTask(
+                folder=str(self.folder), world=layout.world_size, host=train.host,
+                port=meet.getsockname()[1], steps=self._limit if not self._until else 0,
+                until=self._until, resume=self._resume if self.attempt == 0 else self._again(),
+                store_url=self.server.url if self.server else "",
+                store_prefix=f"{self.folder.name}:{self.token}.{self.attempt}:",
+                nodes=tuple(node.name for node, _ in blocks), attempt=self.attempt,
+                skip=self.skip, drills=self.drills.texts,
+            )  # fmt: skip
+            self._asked_at = self._asked_at or time.monotonic()
+            for node, mine in blocks:
+                self.tell(node, "start", task=task, ranks=mine,
+                          listen=meet if 0 in mine and not task.store_url else None)  # fmt: skip
+
+    def _again(self) -> str:
+        """What a restart continues from: the newest, unless a certain step was wished for."""
+        return self._resume if self._resume.isdigit() and not self._steps else "auto"
+
+    # -- the loop's parts, also used while recovering
+
+    def tell(self, node: Node, op: Op, *, listen: socket.socket | None = None,
+             **fields: object) -> str:  # fmt: skip
+        """Give one node an order; returns its id."""
+        self._orders += 1
+        order_id = f"{self.token}.{self._orders}"
+        order = Order(id=order_id, token=self.token, op=op, **fields)  # type: ignore[arg-type]
+        node.link.tell(order, listen)
+        return order_id
+
+    def pump(self, done: Callable[[], bool], within_s: float) -> bool:
+        """Hear nodes and follow metrics until `done` or for so long; whether it was done."""
+        end = time.monotonic() + within_s
+        while True:
+            self._hear()
+            if done():
+                return True
+            if time.monotonic() >= end:
+                return False
+
+    def enter(self, event: JobEvent) -> None:
+        """Let the job move to its next state, and say so to whoever follows."""
+        self.state = next_job(self.state, event)
+        self._views.write(self.view())
+
+    @property
+    def last_metrics(self) -> StepMetrics | None:
+        """The newest step of this invocation, or of one before."""
+        return self._tail.last
+
+    def view(self) -> JobView:
+        """What people and other programs may know."""
+        return view_of(self)
+
+    def _hear(self) -> None:
+        """Wait a moment for beats and take them; notice nodes whose executor is gone."""
+        self.place.wait([n.link for n in self.nodes if n.state not in ("left", "evicted", "lost")],
+                        POLL_S)  # fmt: skip
+        now = time.monotonic()
+        for node in self.place.newcomers():
+            self._welcome(node)
+        if self.place.is_deaf:
+            self.sight.silence.pause(now)
+        for node in list(self.nodes):
+            if node.state in ("left", "evicted"):
+                continue
+            seq = node.beat.seq if node.beat else -1
+            there, refused = self.nodes.take(node)
+            for text in refused:
+                self.watch.on_note(text)
+            if not there and node.state != "lost":
+                self.nodes.lose(node, "its executor is gone")
+            elif node.beat and node.beat.seq != seq:
+                self.sight.silence.heard(node.name, now)
+                self._note_warm(node)
+        for metrics in self._tail.new():
+            self._step(metrics)
+        if self._views.is_due:
+            view = self.view()
+            self._views.write(view)
+            self.watch.on_view(view)
+        note = self.server.mend() if self.server else ""
+        if note:
+            self.watch.on_note(note)
+        self.drills.act()
+
+    def _note_warm(self, node: Node) -> None:
+        if not self._warm_noted and node.beat and node.beat.warm_s:
+            self._warm_noted = True
+            self.watch.on_note(f"nursery ready after {node.beat.warm_s:.1f} s")
 
     def _step(self, metrics: StepMetrics) -> None:
+        now = time.monotonic()
         if not self._steps:
-            self._start_s = time.monotonic() - self._asked_at - metrics.step_s
+            threading.Thread(target=_warm_up, daemon=True).start()
+            self._start_s = now - self._asked_at - metrics.step_s
+        if self._limit and not self._until:
+            self._until = metrics.step - 1 + self._limit
         self._steps.append(metrics)
+        self.newest_step = max(self.newest_step, metrics.step)
+        self.sight.stepped(metrics, now)
+        if self.state in ("starting", "suspect"):
+            self.state = "starting"
+            self._first_step(metrics, now)
         self.watch.on_step(metrics)
 
-    def _result(self, seconds: float, last: StepMetrics | None, cause: Cause | None) -> RunResult:
+    def _first_step(self, metrics: StepMetrics, now: float) -> None:
+        """The first step of a start: a recovery is over."""
+        self.enter("stepped")
+        if not self.recoveries or self.recoveries[-1].stepped_s is not None:
+            return
+        incident = self.recoveries[-1].incident
+        lost = max(0, incident.step - (metrics.step - 1))
+        took = time.time() - incident.time_s
+        self.recoverer.note(stepped_s=took, resumed_from=metrics.step - 1, steps_lost=lost)
+        self.watch.on_note(f"recovered after {took:.1f} s: {lost} steps are done again")
+
+    # -- the end
+
+    def _obey_interrupts(self) -> None:
+        if self._interrupts == self._asked:
+            return
+        first, self._asked = self._asked == 0, self._interrupts
+        if self.state in FINAL:
+            return
+        self.enter("stop")
+        if first and self._interrupts == 1:
+            self.watch.on_note("stopping after this step, with a checkpoint; Ctrl-C again: at once")
+            self.signal_ranks(signal.SIGTERM)
+        else:
+            self.kill_ranks()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a person asked to stop."""
+        return self._interrupts > 0
+
+    def signal_ranks(self, number: int) -> None:
+        """Send a signal to all ranks of all nodes."""
+        for node in self.nodes:
+            if node.ranks and node.state not in ("lost", "evicted", "left"):
+                self.tell(node, "signal", signal=number)
+
+    def kill_ranks(self) -> None:
+        """End all ranks at once; how they end from now on is our doing."""
+        if self.killed_from is None:
+            self.killed_from = len(self.nodes.ended)
+        self.signal_ranks(signal.SIGKILL)
+
+    def _end_nodes(self) -> None:
+        for node in self.nodes:
+            if node.state not in ("evicted", "left"):
+                self.tell(node, "end")
+                node.happens("leave")
+        self.place.close()
+
+    def _result(self, seconds: float, cause: Cause | None) -> RunResult:
         ended: Literal["done", "interrupted", "failed"] = "done" if cause is None else "failed"
-        if self._interrupts and (cause is None or self._interrupts > 1 or not cause.is_own):
+        if self.state == "interrupted" or (self._interrupts and cause and not cause.is_own):
             ended = "interrupted"
+        if (
+            ended == "interrupted"
+            and cause is None
+            and self.nodes.ended
+            and any(r.code for r in self.nodes.ended)
+        ):
+            cause = self.sight.cause()
         values = [m for m in self._steps if m.val_loss is not None]
         tail = self._steps[len(self._steps) // 2 :]
         spent = sum(m.step_s for m in tail)
         per_step = self.recipe.batch.global_batch * self.recipe.model.seq
+        last = self._tail.last
+        restarts = [r for r in self.recoveries if r.decision and r.decision.kind != "stop"]
         return RunResult(
             job=self.folder.name, folder=str(self.folder), ended=ended,
             steps=last.step if last else 0, total_steps=self.recipe.train.steps,
@@ -230,35 +420,10 @@ class Driver:
             val_loss_per_byte=values[-1].val_loss_per_byte if values else None,
             tokens_per_s=per_step * len(tail) / spent if spent else 0.0,
             mfu=sum(m.mfu for m in tail) / len(tail) if tail else 0.0,
-            cause=cause.what if cause is not None else "",
+            restarts=len(restarts), cause=cause.what if cause is not None else "",
         )  # fmt: skip
 
-    def _cause(self, nursery_code: int) -> Cause:
-        """Why ranks failed, or why there were none."""
-        cause = find_cause(self._ended[: self._killed_from], read_failures(self.folder))
-        if self._ended or self._interrupts:
-            return cause
-        log = self.folder / "log" / "nursery.log"
-        what = f"the process that forks ranks ended with code {nursery_code} before any rank did"
-        return cause._replace(what=what, remedy=f"read {log}", is_own=True)
 
-
-@contextlib.contextmanager
-def node_loader(recipe: Recipe, folder: Path) -> Iterator[str]:
-    """The loader process of this node while its ranks run: its address, empty if they read."""
-    if recipe.data.loader == "rank":
-        yield ""
-        return
-    layout = recipe.layout
-    task = NodeTask(
-        recipe=str(folder / "recipe.toml"),
-        replicas=tuple(range(layout.dp)),
-        ranks=layout.world_size,
-    )
-    with NodeProcess(task, log_file=folder / "log" / "data.log") as process:
-        yield process.address
-
-
-def _tell(control: socket.socket, request: Signal) -> None:
-    with contextlib.suppress(OSError):  # the nursery is gone, and its ranks with it
-        control.sendall(msgspec.json.encode(request) + b"\n")
+def _warm_up() -> None:
+    """Have what a fault will need in memory before it comes."""
+    import engine.diagnose.run  # noqa: F401 - for its side effect

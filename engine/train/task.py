@@ -12,6 +12,8 @@ class RankTask(Noun, frozen=True, kw_only=True):
     port: int
     steps: int = 0
     """Steps to do in this invocation; 0 = up to the recipe's last."""
+    until: int = 0
+    """Stop after this step, counted from the run's beginning; 0 = no such limit."""
     resume: str = "auto"
     """`auto`, `never` or a step number."""
     local_offset: int = 0

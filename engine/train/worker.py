@@ -24,11 +24,12 @@ from engine.errors import LayoutError
 from engine.events.writer import EventWriter
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
+from engine.train.beacon import Beacon
 from engine.train.build import build_engine, seed_everything, step_program
 from engine.train.failure import failure_of, write_failure
 from engine.train.loop import Loop
+from engine.train.rehearse import rehearse_start, trainer_of
 from engine.train.task import RankTask
-from engine.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def run_rank(rank: int, task: RankTask, listen_fd: int) -> int:
         return _train(rank, task, recipe, meet)
     except Exception as error:
         traceback.print_exc()
-        write_failure(folder, failure_of(rank, error))
+        write_failure(folder, failure_of(rank, error, attempt=task.attempt))
         return 1
 
 
@@ -73,7 +74,11 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     seed_everything(recipe)
     path = folder / "events" / f"rank-{rank:05d}.jsonl" if recipe.monitor.events else None
-    with EventWriter(path, rank) as events:
+    watched = bool(task.beats)
+    with (
+        EventWriter(path, rank, watched=watched) as events,
+        Beacon(events, task.beats, rank - task.local_offset),
+    ):
         place = layout.coord(rank)
         events.clock(
             world=layout.world_size,
@@ -81,6 +86,7 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
             index={"tp": place.tp, "pp": place.pp, "dp": place.dp},
         )
         timeout = recipe.monitor.timeout_s
+        rehearse_start(rank, task)
         start_world(rank, layout.world_size, meet, backend=device.backend, timeout_s=timeout)
         program = step_program(recipe)
         mesh = build_mesh(
@@ -95,7 +101,7 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
 
 def _loop(mesh: Mesh, device: Device, recipe: Recipe, events: EventWriter, task: RankTask) -> Loop:
     engine = build_engine(recipe, mesh, device, events)
-    loop = Loop(Trainer(recipe, engine, events), device, Path(task.folder), task)
+    loop = Loop(trainer_of(recipe, engine, events, task), device, Path(task.folder), task)
     signal.signal(signal.SIGTERM, lambda *_: loop.ask_to_stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver speaks for the terminal
     return loop

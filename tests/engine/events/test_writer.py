@@ -116,3 +116,28 @@ def test_a_file_that_is_one_torn_line_begins_anew(path):
     with EventWriter(path, 3) as writer:
         writer.value("loss", 2.0)
     assert [e.name for e in read_events(path)] == ["loss", "end"]
+
+
+def test_a_watched_writer_without_a_file_tells_what_runs_and_counts_own_work_once():
+    writer = EventWriter(None, 0, watched=True)
+    writer.step = 4
+    with writer.span("step"):
+        with writer.span("forward", "compute", chunk=0):
+            assert writer.doing == ("step", "forward")
+            with writer.span("tp_comm", "tp", op="gather", bytes=1):
+                threading.Event().wait(0.02)  # what it measures, not what it waits for
+    assert writer.doing == ()
+    assert writer.actions == 6
+    (work,) = writer.works
+    assert work.step == 4
+    assert work.length_s >= 0.02
+    assert work.own_s < work.length_s - 0.015, "waiting inside a forward is not own work"
+
+
+def test_validation_is_no_work_of_the_next_step():
+    writer = EventWriter(None, 0, watched=True)
+    with writer.span("eval"), writer.span("forward", "compute", chunk=0):
+        threading.Event().wait(0.02)
+    with writer.span("step"):
+        pass
+    assert writer.works[0].own_s == 0.0

@@ -14,6 +14,7 @@ import pytest
 from engine.comm.listen import listening_socket
 from engine.errors import CheckpointError, MissingError, RunFailed
 from engine.job.driver import Driver, Watch
+from engine.job.incident import incident_folder, read_recoveries
 from engine.job.run import RunResult, read_result
 from engine.spec.layout import ParallelLayout
 from engine.spec.recipe import Recipe
@@ -27,6 +28,11 @@ ENDLESS = 1_000_000
 def made(steps: int = 4, dp: int = 2, **sections: dict) -> Recipe:
     one = recipe(train={"steps": steps}, batch={"micro_batch": 1}, **sections)
     return msgspec.structs.replace(one, layout=ParallelLayout(dp=dp))
+
+
+def fragile(steps: int = ENDLESS, **more) -> Recipe:
+    """A run that nobody mends."""
+    return made(steps, job={"restarts": 0}, **more)
 
 
 def processes_of(folder: Path) -> dict[str, int]:
@@ -88,7 +94,7 @@ def test_a_run_ends_well_and_says_how_it_went(tmp_path: Path):
 
 def test_a_killed_rank_is_named_and_nothing_is_left_running(tmp_path: Path):
     with pytest.raises(RunFailed) as caught:
-        drive(tmp_path, made(ENDLESS), at=2, do=kill(tmp_path, "rank-00001.log", signal.SIGKILL))
+        drive(tmp_path, fragile(), at=2, do=kill(tmp_path, "rank-00001.log", signal.SIGKILL))
     assert "rank 1 was ended by SIGKILL" in caught.value.what
     assert "dmesg" in caught.value.remedy
     assert processes_of(tmp_path) == {}
@@ -103,7 +109,7 @@ def test_a_rank_that_hangs_after_another_died_is_ended_too(tmp_path: Path):
         kill(tmp_path, "rank-00002.log", signal.SIGKILL)()
 
     with pytest.raises(RunFailed, match="rank 2 was ended by SIGKILL"):
-        drive(tmp_path, made(ENDLESS, dp=4), at=2, do=stop_one_and_kill_one)
+        drive(tmp_path, fragile(dp=4), at=2, do=stop_one_and_kill_one)
     assert processes_of(tmp_path) == {}
 
 
@@ -118,13 +124,38 @@ def test_an_exception_in_one_rank_is_named_not_what_it_did_to_the_others(tmp_pat
 
 def test_a_loss_that_explodes_keeps_the_trainers_remedy(tmp_path: Path):
     with pytest.raises(RunFailed, match="not finite") as caught:
-        drive(tmp_path, made(optimizer={"lr": 1e30, "clip_norm": 0.0}))
+        drive(tmp_path, fragile(4, optimizer={"lr": 1e30, "clip_norm": 0.0}))
     assert "lower optimizer.lr" in caught.value.remedy
 
 
 def test_a_checkpoint_that_is_not_there_is_a_fault_of_the_input(tmp_path: Path):
     with pytest.raises(CheckpointError, match="no committed checkpoint of step 77"):
         drive(tmp_path, made(), resume="77")
+
+
+def test_a_killed_rank_is_mended_and_the_numbers_are_those_of_a_quiet_run(tmp_path: Path):
+    one = made(60, checkpoint={"every": 4}, job={"check": "none"})
+    whole, hurt = tmp_path / "whole", tmp_path / "hurt"
+    assert drive(whole, one).restarts == 0
+    result = drive(hurt, one, at=10, do=kill(hurt, "rank-00001.log", signal.SIGKILL))
+    assert (result.ended, result.steps, result.restarts) == ("done", 60, 1)
+    both = [numbers(read_metrics(folder / "metrics.jsonl")) for folder in (hurt, whole)]
+    assert both[0] == both[1]
+    (recovery,) = read_recoveries(hurt)
+    assert (recovery.incident.kind, recovery.incident.ranks) == ("crash", (1,))
+    assert recovery.resumed_from % 4 == 0
+    assert recovery.steps_lost == recovery.incident.step - recovery.resumed_from
+    assert recovery.verdict
+    evidence = incident_folder(hurt, 1)
+    assert "rank 1" in (evidence / "verdict.txt").read_text()
+    assert (evidence / "events" / "rank-00000.jsonl").exists() == one.monitor.events
+    assert processes_of(hurt) == {}
+
+
+def test_a_nursery_that_is_gone_is_replaced(tmp_path: Path):
+    one = made(60, checkpoint={"every": 4}, job={"check": "none"})
+    result = drive(tmp_path, one, at=10, do=kill(tmp_path, "nursery.log", signal.SIGKILL))
+    assert (result.ended, result.steps, result.restarts) == ("done", 60, 1)
 
 
 def test_a_taken_port_is_found_before_anything_starts(tmp_path: Path):
@@ -180,7 +211,7 @@ def test_an_interrupt_before_any_rank_runs_starts_none(tmp_path: Path):
 
 def test_a_nursery_that_is_gone_is_a_failed_run_not_a_done_one(tmp_path: Path):
     with pytest.raises(RunFailed) as caught:
-        drive(tmp_path, made(ENDLESS), at=2, do=kill(tmp_path, "nursery.log", signal.SIGKILL))
+        drive(tmp_path, fragile(), at=2, do=kill(tmp_path, "nursery.log", signal.SIGKILL))
     assert "the process that forks ranks ended with code -9" in caught.value.what
     assert "nursery.log" in caught.value.remedy
     end = time.monotonic() + 20

@@ -8,6 +8,7 @@ import torch
 
 from engine.device import CpuDevice
 from engine.events.writer import EventWriter
+from engine.spec.job import JobSpec
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
 from engine.spec.recipe import (
@@ -37,6 +38,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
         "train": TrainSpec(steps=6, device="cpu", eval_batches=1, ops="reference", threads=1),
         "checkpoint": CkptSpec(two_stage=False),
         "monitor": MonitorSpec(tensorboard=False, events=False),
+        "job": JobSpec(),
     }
     for name, changes in sections.items():
         base[name] = msgspec.structs.replace(base[name], **changes)

@@ -49,3 +49,17 @@ def test_cycles_are_collected_when_it_is_due():
         assert alive() is not None
         collector.between_steps(20)
         assert alive() is None
+
+
+def test_a_collection_that_somebody_else_starts_is_recorded(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path, 0) as events, Collector(events, every=0) as collector:
+        events.step = 7
+        heap = [[n] for n in range(300_000)]
+        gc.collect()
+        collector.between_steps(20)
+        assert gc.isenabled()
+    spans = [e for e in read_events(path) if e.name == "gc" and e.attrs["generation"] == 2]
+    assert {e.step for e in spans} == {7}
+    assert spans[-1].dur_ns > 1_000_000
+    assert len(heap) == 300_000

@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_an_event(world: World, tmp_
     assert failure.kind == "RunFailed"
     assert "not finite" in failure.what
     last = list(read_events(folder / "events" / "rank-00000.jsonl"))[-1]
-    assert (last.name, last.attrs["type"]) == ("error", "RunFailed")
+    assert (last.name, last.attrs["type"]) == ("error", "BadNumbers")
     assert "not finite" in str(last.attrs["what"])
 
 

@@ -1,0 +1,163 @@
+"""When something is wrong that no exit code tells: a hang, a silent node, a loss that jumps.
+
+Pure: fed with what beats say and with the driver's own monotonic clock, asked for a judgement.
+Deadlines are learnt from the job's own steps; nothing here compares clocks of two machines.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from engine.health.heartbeat import RankBeat
+from engine.spec.job import JobSpec
+
+_KEPT = 64
+_LEARNT = 3
+"""Steps after which a job's pace is known."""
+_QUIET_S = 2.0
+"""A step that is late but in which spans still begin and end is slow, not hung, ..."""
+_PATIENCE = 6.0
+"""... until it is so many times late."""
+_SECTIONS = ("eval", "checkpoint")
+
+
+class Hung(NamedTuple):
+    """Who stands still, for how long, beyond which deadline."""
+
+    ranks: tuple[int, ...]
+    """Ranks that do not even say that they live, or are stopped; empty if all do."""
+    age_s: float
+    deadline_s: float
+    doing: str
+
+
+class Pace:
+    """The usual length of steps, validations and checkpoints of this job."""
+
+    def __init__(self, job: JobSpec, section_s: float) -> None:
+        self._job, self._section_s = job, section_s
+        self._steps: deque[float] = deque(maxlen=_KEPT)
+        self._longest: dict[str, float] = {}
+
+    def step(self, length_s: float) -> None:
+        """A step ended."""
+        self._steps.append(length_s)
+
+    def section(self, name: str, age_s: float) -> None:
+        """A validation or checkpoint has taken this long so far."""
+        self._longest[name] = max(self._longest.get(name, 0.0), age_s)
+
+    @property
+    def usual_s(self) -> float:
+        """The median length of a step; 0 before the first."""
+        return statistics.median(self._steps) if self._steps else 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps were seen."""
+        return len(self._steps) >= _LEARNT
+
+    def deadline_s(self, doing: str) -> float:
+        """How long what a rank does may take."""
+        outer = doing.partition("/")[0]
+        if not outer or not self.is_known:
+            return self._job.start_s
+        if outer in _SECTIONS:
+            return max(self._section_s, self._job.hang_steps * self._longest.get(outer, 0.0))
+        return max(self._job.hang_s, self._job.hang_steps * statistics.median(self._steps))
+
+
+class HangWatch:
+    """Whether a start of the job stands still."""
+
+    def __init__(self, pace: Pace, now_s: float) -> None:
+        self._pace = pace
+        self._sum = 0
+        self._moved_s = self._began_s = now_s
+        self._ages: dict[int, tuple[int, float]] = {}
+
+    def judge(self, ranks: Mapping[int, RankBeat], now_s: float) -> Hung | None:
+        """Call with the newest beat of every rank."""
+        running = [beat for beat in ranks.values() if beat.code is None]
+        total = sum(beat.actions for beat in ranks.values())
+        if total != self._sum:
+            self._sum, self._moved_s = total, now_s
+        if not running:
+            return None
+        quiet_s = now_s - self._moved_s
+        starved = any(beat.health == "starved" for beat in running)
+        late: Hung | None = None
+        for beat in running:
+            age = beat.age_s if beat.doing else quiet_s
+            limit = self._pace.deadline_s(beat.doing)
+            if beat.health in ("stopped", "silent") and self._pace.is_known:
+                age, limit = max(age, quiet_s), self._pace.deadline_s("step")
+            if starved and age < _PATIENCE * limit:
+                continue  # the machine has more to do than it can; who waits there does not hang
+            if age <= limit or (quiet_s < min(_QUIET_S, limit) and age < _PATIENCE * limit):
+                continue
+            if late is None or age > late.age_s:
+                late = Hung((), age, limit, beat.doing)
+        if late is None:
+            return None
+        dumb = tuple(sorted(b.rank for b in running if b.health in ("stopped", "silent")))
+        return late._replace(ranks=dumb if len(dumb) < max(2, len(ranks) // 2 + 1) else ())
+
+
+class Silence:
+    """When each node was last heard, by the driver's clock; a lost Redis stops the clock."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._job = job
+        self._heard: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
+        self._all_steps = -1
+        self._stepped_s = 0.0
+
+    def heard(self, node: str, now_s: float) -> None:
+        """A beat came."""
+        self._heard[node] = now_s
+
+    def stepped(self, step: int, now_s: float) -> None:
+        """The job made a step: every node that carries ranks took part in it."""
+        if step > self._all_steps:
+            self._all_steps, self._stepped_s = step, now_s
+
+    def forget(self, node: str) -> None:
+        """The node left."""
+        self._heard.pop(node, None)
+
+    def pause(self, now_s: float) -> None:
+        """Nobody can be heard now, through no fault of theirs."""
+        self._heard = dict.fromkeys(self._heard, now_s)
+
+    def silent_s(self, node: str, now_s: float) -> float:
+        """How long nothing was heard of it."""
+        return now_s - self._heard.get(node, now_s)
+
+    def is_lost(
+        self, node: str, now_s: float, *, carries: bool, vouched: bool = False
+    ) -> bool:  # fmt: skip
+        """Silent for too long, and nothing else proves that it lives."""
+        silent = self.silent_s(node, now_s)
+        if silent <= self._job.lost_s:
+            return False
+        proven = carries and self._stepped_s > now_s - self._job.lost_s
+        return not (proven or vouched) or silent > self._job.grace_s
+
+
+class Spikes:
+    """Losses that leave their past by far."""
+
+    def __init__(self, factor: float, *, window: int = 32) -> None:
+        self._factor = factor
+        self._past: deque[float] = deque(maxlen=window)
+
+    def is_spike(self, loss: float) -> bool:
+        """Whether this loss is one; others become the past."""
+        full = len(self._past) >= (self._past.maxlen or 1) // 2
+        if self._factor and full and loss > self._factor * statistics.median(self._past):
+            return True
+        self._past.append(loss)
+        return False

@@ -1,0 +1,70 @@
+"""Keep what a fault left behind, and let `diagnose` say what it means (paper 4.1, 5).
+
+The event files, failure records and log ends of the start that failed move into the incident's
+folder, which thereby is a small run folder of its own: `msctl diagnose RUN/incidents/001` reads it
+at any later time.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from engine.diagnose.finding import Report
+from engine.errors import EngineError
+from engine.job.incident import incident_folder
+
+_LOG_TAIL = 1 << 18
+_METRICS_TAIL = 1 << 18
+_MOST_LOGS = 4096
+
+
+def keep_evidence(run: Path, number: int) -> Path:
+    """Move events and failures, copy the recipe and the ends of logs and metrics."""
+    folder = incident_folder(run, number)
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    for name in ("events", "errors"):
+        with contextlib.suppress(OSError):
+            os.rename(run / name, folder / name)
+    with contextlib.suppress(OSError):
+        shutil.copyfile(run / "recipe.toml", folder / "recipe.toml")
+    _copy_tail(run / "metrics.jsonl", folder / "metrics.jsonl", _METRICS_TAIL)
+    for path in sorted((run / "log").glob("*.log"))[:_MOST_LOGS]:
+        _copy_tail(path, folder / "log" / path.name, _LOG_TAIL)
+    return folder
+
+
+def judge(folder: Path) -> Report | None:
+    """Diagnose an incident's folder and leave the report in it; None if there was too little."""
+    from engine.diagnose.run import diagnose_run  # numpy: not before it is needed
+
+    try:
+        report = diagnose_run(folder)
+    except (EngineError, OSError) as error:
+        what = error.what if isinstance(error, EngineError) else str(error)
+        (folder / "verdict.txt").write_text(f"no verdict: {what}\n", encoding="utf-8")
+        return None
+    (folder / "verdict.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    )
+    verdict = report.verdict
+    lines = [f"{verdict.state}: {verdict.what}", verdict.why, f"next: {verdict.next}"]
+    text = "\n".join(line for line in lines if line)
+    (folder / "verdict.txt").write_text(text + "\n", encoding="utf-8")
+    return report
+
+
+def _copy_tail(source: Path, target: Path, limit: int) -> None:
+    """The last whole lines of a file."""
+    try:
+        with source.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            data = file.read(limit)
+    except OSError:
+        return
+    if size > limit:
+        data = data[data.find(b"\n") + 1 :]
+    target.write_bytes(data)

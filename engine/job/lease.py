@@ -1,0 +1,128 @@
+"""Who is in charge of a job: a lease in Redis with a token that only grows (fencing).
+
+A driver that holds the lease renews it; one that could not for too long is no longer in charge, and
+what it sends afterwards carries an old token. Orders are written by a script that looks at the
+lease in the same instant, so a driver that slept cannot slip one in; executors look at the token
+once more. Times are the server's, not those of any machine.
+"""
+
+import time
+
+from engine.comm.resp import Client
+from engine.errors import MissingError
+from engine.job.order import Order
+
+LEASE_S = 5.0
+_TAKE = (
+    "if redis.call('GET',KEYS[1]) then return -1 end "
+    "local t=redis.call('INCR',KEYS[2]) redis.call('SET',KEYS[1],t,'PX',ARGV[1]) return t"
+)
+_RENEW = (
+    "if redis.call('GET',KEYS[1])~=ARGV[1] then return 0 end "
+    "redis.call('PEXPIRE',KEYS[1],ARGV[2]) return 1"
+)
+_TELL = (
+    "if redis.call('GET',KEYS[1])~=ARGV[1] then return 0 end "
+    "redis.call('RPUSH',KEYS[2],ARGV[2]) redis.call('EXPIRE',KEYS[2],3600) return 1"
+)
+_WRITE = (
+    "if redis.call('GET',KEYS[1])~=ARGV[1] then return 0 end redis.call('SET',KEYS[2],ARGV[2]) "
+    "return 1"
+)
+_GIVE = "if redis.call('GET',KEYS[1])==ARGV[1] then redis.call('DEL',KEYS[1]) end return 1"
+
+
+class NotInCharge(MissingError):
+    """Another driver holds the lease."""
+
+
+class Lease:
+    """One driver's claim on one job."""
+
+    def __init__(self, client: Client, job: str, *, length_s: float = LEASE_S) -> None:
+        self._client, self._job = client, job
+        self._length_ms = int(length_s * 1000)
+        self.token = 0
+        self.renewed_s = 0.0
+
+    @property
+    def _key(self) -> str:
+        return f"{self._job}:lease"
+
+    def take(self, *, within_s: float = 0.0) -> int:
+        """Become the one in charge; waits for a dead one's lease to end. Returns the token.
+
+        NotInCharge if somebody else holds it all the time.
+        """
+        end = time.monotonic() + within_s
+        while True:
+            keys = (self._key, f"{self._job}:token")
+            reply = self._client.call(("EVAL", _TAKE, 2, *keys, self._length_ms))[0]
+            if isinstance(reply, int) and reply > 0:
+                self.token, self.renewed_s = reply, time.monotonic()
+                return reply
+            if time.monotonic() >= end:
+                raise NotInCharge(
+                    f"job {self._job} has a driver that is alive",
+                    remedy="follow it with `msctl train --follow`, or end it first",
+                )
+            time.sleep(0.05)
+
+    def renew(self) -> None:
+        """Stay in charge. NotInCharge if it was lost; Unreachable passes if the server is gone."""
+        reply = self._client.call(
+            ("EVAL", _RENEW, 1, self._key, self.token, self._length_ms), patience_s=0.0
+        )[0]
+        if reply == 1:
+            self.renewed_s = time.monotonic()
+            return
+        # nobody has taken it since: an expired lease of ours, or a server that lost it
+        holder = self._client.call(("GET", f"{self._job}:token"), patience_s=0.0)[0]
+        if holder in (None, str(self.token).encode()):
+            again = ("SET", self._key, self.token, "NX", "PX", self._length_ms)
+            if self._client.call(again, patience_s=0.0)[0] is not None:
+                if holder is None:
+                    self._client.call(("SET", f"{self._job}:token", self.token), patience_s=0.0)
+                self.renewed_s = time.monotonic()
+                return
+        raise self._lost()
+
+    def tell(self, node: str, order: Order, data: bytes) -> None:
+        """Put an order into a node's queue, if still in charge."""
+        key = orders_key(self._job, node)
+        words = ("EVAL", _TELL, 2, self._key, key, order.token, data)
+        if self._client.call(words, patience_s=1.0)[0] != 1:
+            self.renew()
+            if self._client.call(words, patience_s=1.0)[0] != 1:
+                raise self._lost()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep something for the driver after this one, if still in charge."""
+        words = ("EVAL", _WRITE, 2, self._key, f"{self._job}:{name}", self.token, data)
+        if self._client.call(words, patience_s=1.0)[0] != 1:
+            self.renew()
+
+    def give_back(self) -> None:
+        """Leave, so that the next need not wait."""
+        self._client.call(("EVAL", _GIVE, 1, self._key, self.token), patience_s=0.0)
+
+    def _lost(self) -> NotInCharge:
+        return NotInCharge(
+            f"another driver has taken job {self._job} over (token {self.token} is old)",
+            remedy="follow it with `msctl train --follow`; this one ends without touching anything",
+        )
+
+
+def orders_key(job: str, node: str) -> str:
+    """The queue of a node's orders."""
+    return f"{job}:orders:{node}"
+
+
+def beats_key(job: str) -> str:
+    """The stream of all beats of a job."""
+    return f"{job}:beats"
+
+
+def nodes_key(job: str) -> str:
+    """Node -> its newest beat."""
+    return f"{job}:nodes"

@@ -1,0 +1,200 @@
+"""A job whose executors run elsewhere and join through Redis: processes, Slurm tasks, pods.
+
+Holds the lease, knows nodes by their beats, remembers for the next driver what was started. A
+`Launcher` brings nodes about and takes them away; three of them exist.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from engine.comm.resp import Client, parse_url
+from engine.errors import MissingError
+from engine.job.keeper import Join, find_or_start, write_join
+from engine.job.lease import LEASE_S, Lease
+from engine.job.link_redis import BeatHub, RedisNodeLink
+from engine.job.nodes import Link, Node
+from engine.job.server import Server
+from engine.job.start import StartRecord
+from engine.spec.recipe import Recipe
+
+_STATE = "start"
+
+
+class Launcher(Protocol):
+    """Brings executors about."""
+
+    can_start: int
+    """Nodes that can be had anew within seconds."""
+
+    def start(self, folder: Path, count: int) -> None:
+        """Have so many nodes join the job of this folder."""
+
+    def replace(self, node: str, why: str) -> None:
+        """Take a bad node out of use; another may come for it later."""
+
+    def stop(self) -> None:
+        """The job is over."""
+
+
+class RemotePlace:
+    """The place of a job that joins through Redis."""
+
+    def __init__(self, launcher: Launcher, *, host: str, lease_s: float = LEASE_S) -> None:
+        self._launcher, self._host, self._lease_s = launcher, host, lease_s
+        self._known: set[str] = set()
+        self.hub: BeatHub | None = None
+
+    @property
+    def can_start(self) -> int:
+        """Of the launcher."""
+        return self._launcher.can_start
+
+    @contextlib.contextmanager
+    def store(self, recipe: Recipe, folder: Path) -> Iterator[Server | None]:
+        """The job's Redis, which outlives this driver; the lease is taken here.
+
+        NotInCharge if another driver has it.
+        """
+        job = f"msctl:{folder.resolve().name}"
+        wish = recipe.train.store
+        if "://" in wish:
+            join = Join(redis=wish, job=job)
+            write_join(folder, join)
+        else:
+            join = find_or_start(folder, job, self._host)
+        client = Client(parse_url(join.redis), io_s=2.0, patience_s=5.0)
+        lease = Lease(client, job, length_s=self._lease_s)
+        lease.take(within_s=2 * self._lease_s)
+        self.hub, self._client, self._job = BeatHub(join.redis, job, lease), client, job
+        self._keeper = join.keeper_pid
+        try:
+            yield Server(join.redis, None)
+        finally:
+            self.hub.close()
+
+    @property
+    def token(self) -> int:
+        """Of the lease."""
+        return self.hub.lease.token if self.hub else 0
+
+    def open(self, recipe: Recipe, folder: Path) -> list[Node]:
+        """Nodes come by themselves; they are asked for unless they are there already."""
+        if self.recall() is None or not self._has_beats():
+            self._launcher.start(folder, recipe.job.nodes + recipe.job.spares)
+        return []
+
+    def newcomers(self) -> list[Node]:
+        """Nodes that were heard for the first time."""
+        assert self.hub is not None, "opened"
+        if self.hub.error is not None:
+            raise self.hub.error
+        found = [name for name in self.hub.names() if name not in self._known and name != "?"]
+        self._known |= set(found)
+        return [Node(name, RedisNodeLink(self.hub, name)) for name in found]
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether nobody can be heard now, because Redis is away."""
+        return self.hub is not None and self.hub.is_down
+
+    def start_node(self) -> Node:
+        """One more; it comes when it comes."""
+        raise MissingError(
+            "nodes of this place join by themselves", remedy="wait for a newcomer instead"
+        )
+
+    def wait(self, links: Sequence[Link], within_s: float) -> None:
+        """By the hub's bell."""
+        assert self.hub is not None, "opened"
+        select.select([self.hub], [], [], within_s)
+
+    def vouches(self, node: Node) -> bool:
+        """Nobody here knows more than its beats say."""
+        return False
+
+    def evict(self, node: Node, why: str) -> None:
+        """Out of this job, and out of the scheduler's use."""
+        self._launcher.replace(node.name, why)
+
+    def remember(self, record: StartRecord) -> None:
+        """Keep what was started for the next driver; without Redis that has to wait."""
+        assert self.hub is not None, "opened"
+        with contextlib.suppress(MissingError):
+            self.hub.lease.write(_STATE, msgspec.json.encode(record))
+
+    def recall(self) -> StartRecord | None:
+        """What the driver before this one started, if there was one."""
+        reply = self._client.call(("GET", f"{self._job}:{_STATE}"))[0]
+        if not isinstance(reply, bytes):
+            return None
+        try:
+            return msgspec.json.decode(reply, type=StartRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+    def _has_beats(self) -> bool:
+        """Whether anybody sends beats; waits for two of their periods at most."""
+        assert self.hub is not None, "opened"
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            if self.hub.names():
+                return True
+            select.select([self.hub], [], [], 0.1)
+        return False
+
+    def close(self) -> None:
+        """The job is over: nodes were told to end, the server goes too."""
+        self._launcher.stop()
+        if self._keeper:
+            with contextlib.suppress(OSError):
+                os.kill(self._keeper, signal.SIGTERM)
+
+
+class ProcessLauncher:
+    """Executors as processes that join through Redis: rehearsals, namespaces, tests."""
+
+    def __init__(self, *, wrap: Callable[[str], list[str]] | None = None, names: str = "node-",
+                 can_start: int = 0) -> None:  # fmt: skip
+        self._wrap, self._names = wrap, names
+        self.can_start = can_start
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, folder: Path, count: int) -> None:
+        """`node-0`, `node-1`, ...; `wrap(node)` gives words to put before the command."""
+        for index in range(count):
+            name = f"{self._names}{index}"
+            log = folder / "log" / f"executor-{name}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            words = self._wrap(name) if self._wrap else []
+            with log.open("ab") as output:
+                self.processes[name] = subprocess.Popen(
+                    [*words, sys.executable, "-m", "engine.job.join", str(folder), name],
+                    env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=output, start_new_session=True,
+                )  # fmt: skip
+
+    def replace(self, node: str, why: str) -> None:
+        """End it for good."""
+        process = self.processes.pop(node, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """They were told to end; those that do not are killed."""
+        for process in self.processes.values():
+            try:
+                process.wait(timeout=12.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,49 @@
+"""A job's Redis outlives whoever asked for it, is found again, comes back, and ends on request."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.comm.embedded_redis import find_server
+from engine.comm.resp import Client, parse_url
+from engine.errors import MissingError
+from engine.job.drills import family_of
+from engine.job.keeper import FILE, find_or_start
+
+pytestmark = pytest.mark.multi
+
+
+def wait_until(what: Callable[[], object], *, deadline_s: float = 30.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_one_server_for_all_drivers_of_a_job(tmp_path: Path):
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+    join = find_or_start(tmp_path, "msctl:t", "127.0.0.1")
+    try:
+        assert find_or_start(tmp_path, "msctl:t", "127.0.0.1") == join
+        assert (tmp_path / "join.secret").stat().st_mode & 0o777 == 0o600
+        listing = Path(f"/proc/{join.keeper_pid}/cmdline").read_bytes()
+        secret = (tmp_path / "join.secret").read_bytes()
+        assert secret not in listing
+        assert secret not in (tmp_path / FILE).read_bytes()
+        client = Client(parse_url(join.redis), patience_s=30.0)
+        client.call(("SET", "a", "b"))
+        time.sleep(1.1)  # the server writes its log once a second
+        server = family_of(join.keeper_pid)[1]
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: client.call(("GET", "a"))[0] == b"b")
+    finally:
+        os.kill(join.keeper_pid, signal.SIGTERM)
+    wait_until(lambda: not (tmp_path / FILE).exists())
+    assert not (tmp_path / "join.secret").exists()

@@ -1,0 +1,81 @@
+"""A job joined through Redis: it runs, and survives the death of its driver without a restart."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.comm.embedded_redis import find_server
+from engine.errors import MissingError
+from engine.job.driver import Driver, Watch
+from engine.job.incident import read_recoveries
+from engine.job.lease import NotInCharge
+from engine.job.remote import ProcessLauncher, RemotePlace
+from engine.job.run import prepare_folder
+from engine.job.view import read_view
+from engine.spec.load import load_recipe
+from engine.train.metrics import read_metrics
+from tests.engine.job.test_driver import made
+
+pytestmark = [pytest.mark.multi, pytest.mark.slow]
+STEPS = 250
+_DRIVE = """
+import sys
+from pathlib import Path
+from engine.job.driver import Driver, Watch
+from engine.job.remote import ProcessLauncher, RemotePlace
+from engine.spec.load import load_recipe
+folder = Path(sys.argv[1])
+place = RemotePlace(ProcessLauncher(), host="127.0.0.1", lease_s=1.0)
+driver = Driver(load_recipe(folder / "recipe.toml"), folder, Watch(), place=place)
+print(driver.run(steps=0, resume="auto").ended)
+"""
+
+
+def wait_until(what: Callable[[], object], *, deadline_s: float = 150.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def steps(folder: Path) -> int:
+    rows = read_metrics(folder / "metrics.jsonl")
+    return rows[-1].step if rows else 0
+
+
+def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path):
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+    one = made(STEPS, checkpoint={"every": 50}, job={"nodes": 2}, data={"loader": "rank"})
+    prepare_folder(tmp_path, one)
+    first = subprocess.Popen([sys.executable, "-c", _DRIVE, str(tmp_path)])
+    try:
+        wait_until(lambda: steps(tmp_path) >= 3)
+        pids = {n.node: n.ranks for n in read_view(tmp_path).nodes}
+        assert pids == {"node-0": (0,), "node-1": (1,)}
+        first.send_signal(signal.SIGSTOP)  # no longer in charge, though not dead
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        notes: list[str] = []
+        place = RemotePlace(ProcessLauncher(), host="127.0.0.1", lease_s=1.0)
+        second = Driver(load_recipe(tmp_path / "recipe.toml"), tmp_path,
+                        Watch(on_note=notes.append), place=place)  # fmt: skip
+        result = second.run(steps=0, resume="auto")
+    finally:
+        first.kill()
+    assert (result.ended, result.steps, result.restarts) == ("done", STEPS, 0)
+    assert any("took over a running job" in note for note in notes), notes
+    assert second.token == 2
+    assert second.attempt == 0, "no rank was started anew"
+    assert read_recoveries(tmp_path) == []
+    assert [m.step for m in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert not (tmp_path / "join.json").exists(), "the job is over, so is its Redis"
+    assert issubclass(NotInCharge, MissingError)

@@ -1,0 +1,50 @@
+"""A slow rank is named once, when it was slow in most steps; noise and small groups name nobody."""
+
+import random
+
+from engine.job.slow import SlowWatch
+from engine.spec.layout import ParallelLayout
+
+LAYOUT = ParallelLayout(tp=2, pp=2, dp=2)
+
+
+def works(step: int, rng: random.Random, *, slow: dict[int, float]):
+    return [
+        (rank, step, 1.0, 0.2 * slow.get(rank, 1.0) * rng.uniform(0.97, 1.03))
+        for rank in range(LAYOUT.world_size)
+    ]
+
+
+def told(steps: int, slow_from: int, slow: dict[int, float], layout=LAYOUT):
+    watch, rng, found = SlowWatch(layout), random.Random(3), []
+    for step in range(steps):
+        one = watch.look(works(step, rng, slow=slow if step >= slow_from else {}))
+        if one is not None:
+            found.append((step, one))
+    return found
+
+
+def test_a_slow_rank_is_named_once():
+    ((step, found),) = told(120, 30, {5: 2.0})
+    assert found.ranks == (5,)
+    assert 30 < step < 75
+    assert found.excess > 0.5
+    assert "rank 5 needs" in found.what
+
+
+def test_healthy_ranks_are_left_alone():
+    assert told(200, 0, {}) == []
+
+
+def test_one_long_pause_is_not_slowness():
+    watch, rng = SlowWatch(LAYOUT), random.Random(4)
+    for step in range(100):
+        slow = {2: 40.0} if step % 25 == 0 else {}
+        assert watch.look(works(step, rng, slow=slow)) is None
+
+
+def test_two_peers_cannot_say_which_of_them_is_slow():
+    layout = ParallelLayout(dp=2)
+    watch = SlowWatch(layout)
+    for step in range(100):
+        assert watch.look([(0, step, 1.0, 0.2), (1, step, 1.0, 0.9)]) is None
