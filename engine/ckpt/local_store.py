@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from engine.ckpt.store import Found, short_read
+from engine.ckpt.store import Found, Upload, short_read
 from engine.errors import CheckpointError, EngineError, MissingError
 
 _IOV_MAX = 512
@@ -169,6 +169,13 @@ class LocalStore:
             return
         except OSError as error:
             raise self._failed(folder, error) from error
+
+    def uploads(self) -> list[Upload]:
+        """None: an unfinished file is listed like any other."""
+        return []
+
+    def abort(self, upload: Upload) -> None:
+        """Nothing to do."""
 
     def _make_folder(self, path: Path) -> None:
         made = []

@@ -17,9 +17,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.ckpt.catalog import CLAIM, CheckpointInfo, describe, open_root, step_folders
+from engine.ckpt.catalog import (
+    CLAIM,
+    CheckpointInfo,
+    describe,
+    open_root,
+    parse_folder,
+    step_folders,
+)
 from engine.ckpt.manifest import COMMITTED
-from engine.ckpt.store import Store
+from engine.ckpt.store import Store, Upload
 from engine.errors import EngineError
 from engine.spec.base import NonNegative, Noun, Size
 
@@ -44,6 +51,8 @@ class Decision(Noun, frozen=True, kw_only=True):
     bytes: int
     action: Literal["keep", "remove"]
     why: str
+    upload: str = ""
+    """Id of an unfinished upload, if it is one and not a folder; `name` is then `folder/file`."""
 
 
 def plan_prune(
@@ -54,7 +63,8 @@ def plan_prune(
     now = time.time() if now_s is None else now_s
     infos = [describe(store, folder) for folder in step_folders(store)]
     reasons = _wanted([info for info in infos if info.state == "committed"], retention)
-    return [_decide(store, info, reasons, retention.grace_s, now) for info in infos]
+    folders = [_decide(store, info, reasons, retention.grace_s, now) for info in infos]
+    return folders + _decide_uploads(store, folders, retention.grace_s, now)
 
 
 def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
@@ -69,6 +79,10 @@ def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
     safe = any(describe(store, name).state == "committed" for name in reversed(kept))
     removed = []
     for decision in going:
+        if decision.upload:
+            store.abort(Upload(decision.name, decision.upload, 0.0))
+            removed.append(decision.name)
+            continue
         if decision.state == "committed" and not safe:
             continue
         if decision.state == "partial" and describe(store, decision.name).state != "partial":
@@ -89,7 +103,7 @@ def keep_newest(root: str | Path, last: int) -> list[str]:
     if last == 0:
         return []
     decisions = plan_prune(root, Retention(last=last))
-    return prune(root, [d for d in decisions if d.state != "partial"])
+    return prune(root, [d for d in decisions if d.state not in ("partial", "upload")])
 
 
 def _wanted(valid: Sequence[CheckpointInfo], retention: Retention) -> dict[str, str]:
@@ -131,6 +145,32 @@ def _decide(
     return Decision(
         name=info.name, step=info.step, state=info.state, bytes=info.bytes, action=action, why=why
     )
+
+
+def _decide_uploads(
+    store: Store, folders: Sequence[Decision], grace_s: float, now: float
+) -> list[Decision]:
+    """Unfinished uploads go with their folder, or when nobody can be writing them any more."""
+    known = {decision.name: decision for decision in folders}
+    found = []
+    for upload in store.uploads():
+        folder = upload.name.partition("/")[0]
+        parsed, owner = parse_folder(folder), known.get(folder)
+        if parsed is None:
+            continue  # not one of our names: somebody else's
+        action: Literal["keep", "remove"] = "keep"
+        why = "being written, or its writer died less than the grace period ago"
+        if owner and owner.state == "committed":
+            action, why = "remove", "its checkpoint was committed without it"
+        elif (owner and owner.action == "remove") or now - upload.started_s > grace_s:
+            action, why = "remove", f"begun {(now - upload.started_s) / 3600:.1f} h ago, never done"
+        found.append(
+            Decision(
+                name=upload.name, step=parsed[0], state="upload", bytes=0, action=action, why=why,
+                upload=upload.id,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _writer_dead(

@@ -22,6 +22,15 @@ class Found(NamedTuple):
     changed_s: float
 
 
+class Upload(NamedTuple):
+    """An object that somebody began to write and that no listing of files shows."""
+
+    name: str
+    """`folder/file`, as in Store."""
+    id: str
+    started_s: float
+
+
 class Store(Protocol):
     """A folder of checkpoint folders. `name` is always `folder/file`."""
 
@@ -58,6 +67,12 @@ class Store(Protocol):
 
     def remove_folder(self, folder: str) -> None:
         """Delete a folder and the files in it; no error if it is gone already."""
+
+    def uploads(self) -> list[Upload]:
+        """Writes that were begun and not completed, where a store keeps such; they cost space."""
+
+    def abort(self, upload: Upload) -> None:
+        """Give up an unfinished write; no error if it is gone already."""
 
 
 def open_store(where: str | Path) -> Store:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from engine.ckpt.store import Found, short_read
+from engine.ckpt.store import Found, Upload, short_read
 from engine.errors import CheckpointError, MissingError
 
+_UPLOADS_LIMIT = 100_000
 BLOCK = 8 << 20
 """Bytes of an image handed over at a time."""
 
@@ -135,6 +136,41 @@ class UrlStore:
         except Exception as error:
             raise self._failed(folder, error) from error
 
+    def uploads(self) -> list[Upload]:
+        """Multipart uploads of S3 below the root; other kinds of store have none."""
+        if not hasattr(self._fs, "call_s3"):
+            return []
+        bucket, _, prefix = self._root.partition("/")
+        prefix = f"{prefix}/" if prefix else ""
+        found: list[Upload] = []
+        mark: dict[str, str] = {}
+        while True:
+            try:
+                page = self._fs.call_s3(
+                    "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **mark
+                )
+            except Exception as error:
+                raise self._failed("", error) from error
+            for entry in page.get("Uploads", ()):
+                name = str(entry["Key"])[len(prefix) :]
+                if name.count("/") == 1:  # folder/file: the rest is not ours
+                    found.append(Upload(name, str(entry["UploadId"]), _time(entry["Initiated"])))
+            if not page.get("IsTruncated") or len(found) > _UPLOADS_LIMIT:
+                return found
+            mark = {
+                "KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]
+            }  # fmt: skip
+
+    def abort(self, upload: Upload) -> None:
+        """Abort a multipart upload; its parts are freed."""
+        bucket, _, key = self._path(upload.name).partition("/")
+        try:
+            self._fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload.id)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise self._failed(upload.name, error) from error
+
     def _list(self, folder: str) -> list[dict[str, Any]]:
         self._fs.invalidate_cache()
         try:
@@ -153,6 +189,10 @@ class UrlStore:
             f"{self.url}/{name}: {type(error).__name__}: {str(error)[:200]}",
             remedy="check that the store is reachable and the credentials are valid",
         )
+
+
+def _time(value: object) -> float:
+    return value.timestamp() if isinstance(value, datetime) else 0.0
 
 
 def _base(entry: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from engine.ckpt.verify import verify
 from engine.errors import CheckpointError
 from tests.engine.ckpt.state import dense, pieces_of
 
-CHANGES = ("put", "put_image", "create", "settle", "remove", "remove_folder")
+CHANGES = ("put", "put_image", "create", "settle", "remove", "remove_folder", "abort")
 FAULTS = ("before", "after", "half", "error", "lie")
 
 
