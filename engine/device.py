@@ -113,6 +113,11 @@ def open_device(kind: str, local_rank: int) -> Device:
     return CpuDevice()
 
 
+def cuda_capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device, e.g. (9, 0)."""
+    return torch.cuda.get_device_capability(device)
+
+
 def _gemm_rate(device: Device, dtype: torch.dtype, *, size: int, repeats: int) -> float:
     a = torch.randn(size, size, device=device.torch_device).to(dtype)
     best = float("inf")

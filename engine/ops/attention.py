@@ -1,13 +1,16 @@
 """Causal and sliding-window attention.
 
-Forms: torch's fused kernel for full causal attention on every device; for a window on CUDA the
-variable length kernel built into torch (FlashAttention-2, sm_80+); elsewhere the same fused kernel
-with a mask. Shapes: s sequence, b micro-batch, n heads, g key/value heads, d head size.
+Forms: on CUDA in half precision a FlashAttention package where one is installed (`flash.py`), else
+the kernels built into torch (its variable length one for a window, sm_80+); elsewhere torch's fused
+kernel, with a mask for a window. Shapes: s sequence, b micro-batch, n heads, g key/value heads, d
+head size.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from engine.ops.flash import kernel
 
 
 def attention(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, *, window: int) -> Tensor:
@@ -17,8 +20,14 @@ def attention(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, *, window: int) ->
     """
     s, b, n, d = q_sbnd.shape
     limited = 0 < window < s
-    if limited and q_sbnd.is_cuda and q_sbnd.dtype in (torch.bfloat16, torch.float16):
-        return _varlen_window(q_sbnd, k_sbgd, v_sbgd, window)
+    if q_sbnd.is_cuda and q_sbnd.dtype in (torch.bfloat16, torch.float16):
+        flash = kernel(q_sbnd.device)
+        if flash is not None:
+            packed = (t.transpose(0, 1) for t in (q_sbnd, k_sbgd, v_sbgd))
+            out = flash(*packed, window if limited else 0)
+            return out.transpose(0, 1).reshape(s, b, n * d)
+        if limited:
+            return _varlen_window(q_sbnd, k_sbgd, v_sbgd, window)
     q, k, v = (t.permute(1, 2, 0, 3) for t in (q_sbnd, k_sbgd, v_sbgd))
     mask = window_mask(s, window, q.device) if limited else None
     out = F.scaled_dot_product_attention(
