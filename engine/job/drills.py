@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
 from engine.ckpt.catalog import valid_folders
 from engine.ckpt.store import open_store
 from engine.job.incident import Recovery
@@ -42,6 +44,28 @@ class Score(Noun, frozen=True, kw_only=True):
     named: str = ""
     recovered_s: Annotated[float | None, doc("from the fault to the first new step")] = None
     steps_lost: int = 0
+
+
+class DrillReport(Noun, frozen=True, kw_only=True):
+    """How a rehearsal went."""
+
+    job: str
+    ended: str
+    steps: int
+    restarts: int
+    scores: tuple[Score, ...]
+
+
+def drill_report(driver: "Driver", ended: str) -> DrillReport:
+    """The report of a rehearsal, also left in the run folder."""
+    report = DrillReport(
+        job=driver.folder.name, ended=ended, steps=max(0, driver.newest_step),
+        restarts=sum(r.decision is not None for r in driver.recoveries),
+        scores=driver.drills.score(driver.recoveries),
+    )  # fmt: skip
+    path = driver.folder / "drill.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    return report
 
 
 class Drills:

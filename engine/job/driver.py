@@ -5,6 +5,7 @@ what people should see it hands to a callback. Detection is here, what follows i
 """
 
 import contextlib
+import re
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from engine.job.cause import Cause, as_error
 from engine.job.drills import Drills
 from engine.job.incident import Recovery
 from engine.job.nodes import Node, Nodes
+from engine.job.openmetrics import MetricsPage
 from engine.job.order import Op, Order
 from engine.job.place import LocalPlace, Place
 from engine.job.recover import Recoverer
@@ -97,7 +99,11 @@ class Driver:
             self._tail = MetricsTail(self.folder / "metrics.jsonl")
             self._begin_watch(steps, resume)
             cause = None
-            with self._probe_port(), self.place.store(self.recipe, self.folder) as self.server:
+            with (
+                self._probe_port(),
+                self._metrics_page(),
+                self.place.store(self.recipe, self.folder) as self.server,
+            ):
                 self.token = self.place.token
                 try:
                     cause = self._go()
@@ -127,6 +133,17 @@ class Driver:
         with listening_socket(self.recipe.train.host, self.recipe.train.port):
             pass
         yield
+
+    @contextlib.contextmanager
+    def _metrics_page(self) -> Iterator[None]:
+        """Serve the job's numbers while it runs, if the recipe names a port."""
+        port = self.recipe.job.metrics_port
+        page = MetricsPage(port, self.view) if port else None
+        try:
+            yield
+        finally:
+            if page is not None:
+                page.close()
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -161,7 +178,8 @@ class Driver:
         if not came:
             self.enter("gave_up")
             return self._no_nodes(need)
-        self.order = [node.name for node in self._warm()[:need]]
+        names = sorted((node.name for node in self._warm()), key=_natural)
+        self.order = names[:need]
         self.start_ranks()
         return self._keep_going()
 
@@ -422,6 +440,12 @@ class Driver:
             mfu=sum(m.mfu for m in tail) / len(tail) if tail else 0.0,
             restarts=len(restarts), cause=cause.what if cause is not None else "",
         )  # fmt: skip
+
+
+def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sorts node-2 before node-10: neighbours by name are neighbours in the machine room."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)
 
 
 def _warm_up() -> None:

@@ -31,8 +31,9 @@ _END_S = 12.0
 class Place(Protocol):
     """What a driver needs of the place where its executors run."""
 
-    can_start: int
-    """Nodes that can be had anew within seconds."""
+    @property
+    def can_start(self) -> int:
+        """Nodes that can be had anew within seconds."""
 
     def store(
         self, recipe: Recipe, folder: Path

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _DUMP_S = 2.5
 _KILL_S = 3.0
+_VICTIMS = 0.5
+"""At most so sure is an incident in which ranks only lost their peers."""
 _VERDICT_S = 10.0
 _CHECK_S = {"passive": 10.0, "light": 90.0}
 _WARM_S = 120.0
@@ -101,10 +103,22 @@ class Recoverer:
         for node in driver.nodes:
             beats = [driver.nodes.ranks.get(rank) for rank in node.ranks]
             if node.is_here and any(beat is None or beat.code is None for beat in beats):
-                driver.nodes.lose(node, "its ranks do not end")
+                driver.nodes.lose(node, "nothing was heard of it")
+        incident = self._with_lost_nodes(incident)
         folder = keep_evidence(driver.folder, incident.number)
         clear_failures(driver.folder)
         return incident, folder
+
+    def _with_lost_nodes(self, incident: Incident) -> Incident:
+        """Ranks that died for want of a peer whose node is gone: the node is the fault."""
+        lost = [n for n in self.driver.nodes if n.ranks and n.state == "lost"]
+        if not lost or incident.kind == "node" or incident.confidence > _VICTIMS:
+            return incident
+        return msgspec.structs.replace(
+            incident, kind="node", what="; ".join(f"{n.name} is lost: {n.note}" for n in lost),
+            nodes=tuple(n.name for n in lost), ranks=tuple(r for n in lost for r in n.ranks),
+            confidence=0.95, signature=f"node|{','.join(n.name for n in lost)}",
+        )  # fmt: skip
 
     def _answered(self, ids: list[str], nodes: list[Node]) -> bool:
         answers = self.driver.nodes.answers

@@ -33,8 +33,9 @@ _STATE = "start"
 class Launcher(Protocol):
     """Brings executors about."""
 
-    can_start: int
-    """Nodes that can be had anew within seconds."""
+    @property
+    def can_start(self) -> int:
+        """Nodes that can be had anew within seconds."""
 
     def start(self, folder: Path, count: int) -> None:
         """Have so many nodes join the job of this folder."""
@@ -163,32 +164,48 @@ class RemotePlace:
 class ProcessLauncher:
     """Executors as processes that join through Redis: rehearsals, namespaces, tests."""
 
-    def __init__(self, *, wrap: Callable[[str], list[str]] | None = None, names: str = "node-",
-                 can_start: int = 0) -> None:  # fmt: skip
-        self._wrap, self._names = wrap, names
-        self.can_start = can_start
+    can_start = 0
+
+    def __init__(
+        self, *, wrap: Callable[[str], list[str]] | None = None, comes_back: bool = False
+    ) -> None:  # fmt: skip
+        """`wrap(node)` gives words to put before a node's command, e.g. of a network namespace.
+
+        With `comes_back` a node that was taken out joins anew under another name, as a repaired
+        machine or a requeued task does.
+        """
+        self._wrap, self._comes_back = wrap, comes_back
+        self._folder = Path()
+        self._lives: dict[str, int] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, folder: Path, count: int) -> None:
-        """`node-0`, `node-1`, ...; `wrap(node)` gives words to put before the command."""
+        """`node-0`, `node-1`, ..."""
+        self._folder = folder
         for index in range(count):
-            name = f"{self._names}{index}"
-            log = folder / "log" / f"executor-{name}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            words = self._wrap(name) if self._wrap else []
-            with log.open("ab") as output:
-                self.processes[name] = subprocess.Popen(
-                    [*words, sys.executable, "-m", "engine.job.join", str(folder), name],
-                    env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=output, start_new_session=True,
-                )  # fmt: skip
+            self._launch(f"node-{index}")
+
+    def _launch(self, name: str) -> None:
+        log = self._folder / "log" / f"executor-{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        words = self._wrap(name) if self._wrap else []
+        with log.open("ab") as output:
+            self.processes[name] = subprocess.Popen(
+                [*words, sys.executable, "-m", "engine.job.join", str(self._folder), name],
+                env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
 
     def replace(self, node: str, why: str) -> None:
-        """End it for good."""
+        """End it, and whatever it left behind."""
         process = self.processes.pop(node, None)
         if process is not None:
             process.kill()
             process.wait()
+        if self._comes_back:
+            place = node.partition(".")[0]
+            self._lives[place] = self._lives.get(place, 0) + 1
+            self._launch(f"{place}.{self._lives[place]}")
 
     def stop(self) -> None:
         """They were told to end; those that do not are killed."""

@@ -9,13 +9,17 @@ import typer
 from engine.errors import RecipeError
 from engine.job.ablate import Ladder, ablate
 from engine.job.data import prepare_data
+from engine.job.drills import drill_report
 from engine.job.driver import Driver, Watch
 from engine.job.dry import DryRun, dry_run
 from engine.job.fit import check_machine
 from engine.job.run import RunResult, run_folder, valid_resume
+from engine.job.where import known, place_of, preview
 from engine.spec.load import load_recipe
+from engine.train.drill import parse_faults
 from engine.units import show_bytes, show_count, show_ratio, show_seconds
 from msctl.commands.live import Live
+from msctl.commands.train_show import show_drill, show_start, watch_run
 from msctl.flags import RecipePath, Sets, command_flags
 from msctl.ui import Ui
 
@@ -43,12 +47,23 @@ def train(
         typer.Option("--ablate", help="Measure each technique of the paper's Table 3 in turn."),
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of --ablate.")] = 3,
+    on: Annotated[
+        str, typer.Option("--on", help="Where its nodes are: local, slurm or k8s.")
+    ] = "local",
+    drill: Annotated[
+        list[str] | None,
+        typer.Option("--drill", help="Inject a fault: KIND:rank=R@step=N; may be repeated."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Watch a run that goes on: RECIPE is its name then.")
+    ] = False,
 ) -> None:
     """Train a model from a recipe.
 
     Starts one rank per device of the layout on this machine, shows progress, and leaves a run
     folder with metrics, events, logs and checkpoints. A run that exists is continued from its
-    newest valid checkpoint. Ctrl-C saves and exits with 130.
+    newest valid checkpoint. Ctrl-C saves and exits with 130. What fails is mended as the recipe's
+    [job] section says: evidence is kept, nodes are checked and replaced, training goes on.
 
     *Examples*
 
@@ -56,16 +71,29 @@ def train(
     - `msctl train recipes/tiny.toml --run runs/try --steps 20 --set optimizer.lr=1e-3`
     - `msctl train recipes/175b.toml --dry-run`
     - `msctl train recipes/tiny.toml --ablate --steps 8`
+    - `msctl train recipes/tiny.toml --drill kill:rank=3@step=20`
+    - `msctl train recipes/tiny.toml --on slurm --set train.store=redis --dry-run`
+    - `msctl train tiny --follow`
     """
+    if follow:
+        watch_run(ui, run or runs / recipe)
+        return
+    where = known(on)
+    faults = parse_faults(drill or [])
     loaded = load_recipe(recipe, set_ or [])
     if not valid_resume(resume):
         raise RecipeError(
             f"--resume {resume}: not auto, never or a step", remedy="use --resume auto"
         )
     if dry:
-        ui.result(dry_run(loaded), show_dry_run)
+        if where != "local":
+            start = preview(where, loaded, run_folder(loaded, run, root=runs, resume=resume))
+            ui.result(start, show_start)
+        else:
+            ui.result(dry_run(loaded), show_dry_run)
         return
-    check_machine(loaded)
+    if where == "local":
+        check_machine(loaded)
     if ablation:
         folder = run or runs / f"{loaded.name}-ablation"
         ladder = ablate(
@@ -78,7 +106,15 @@ def train(
     ui.note(prepare_data(loaded))
     with Live(ui, loaded) as live:
         watch = Watch(on_step=live.step, on_note=live.note)
-        result = Driver(loaded, folder, watch).run(steps=steps, resume=resume)
+        place = place_of(where, loaded)
+        driver = Driver(loaded, folder, watch, place=place, drills=faults)
+        result = driver.run(steps=steps, resume=resume)
+    if faults:
+        report = drill_report(driver, result.ended)
+        ui.result(report, show_drill)
+        ui.note(f"wrote {folder}; evidence of each fault is in its incidents/")
+        ui.exit(not all(score.is_passed for score in report.scores))
+        return
     ui.result(result, show_result)
     ui.note(f"wrote {folder}")
     ui.hint(f"`msctl diagnose --job {folder.name}` says where the time went")

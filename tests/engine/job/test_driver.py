@@ -26,7 +26,8 @@ ENDLESS = 1_000_000
 
 
 def made(steps: int = 4, dp: int = 2, **sections: dict) -> Recipe:
-    one = recipe(train={"steps": steps}, batch={"micro_batch": 1}, **sections)
+    train = {"steps": steps} | sections.pop("train", {})
+    one = recipe(train=train, batch={"micro_batch": 1}, **sections)
     return msgspec.structs.replace(one, layout=ParallelLayout(dp=dp))
 
 
@@ -134,7 +135,7 @@ def test_a_checkpoint_that_is_not_there_is_a_fault_of_the_input(tmp_path: Path):
 
 
 def test_a_killed_rank_is_mended_and_the_numbers_are_those_of_a_quiet_run(tmp_path: Path):
-    one = made(60, checkpoint={"every": 4}, job={"check": "none"})
+    one = made(60, checkpoint={"every": 4}, job={"check": "none"}, monitor={"events": True})
     whole, hurt = tmp_path / "whole", tmp_path / "hurt"
     assert drive(whole, one).restarts == 0
     result = drive(hurt, one, at=10, do=kill(hurt, "rank-00001.log", signal.SIGKILL))

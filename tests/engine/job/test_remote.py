@@ -14,7 +14,6 @@ from engine.comm.embedded_redis import find_server
 from engine.errors import MissingError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
-from engine.job.lease import NotInCharge
 from engine.job.remote import ProcessLauncher, RemotePlace
 from engine.job.run import prepare_folder
 from engine.job.view import read_view
@@ -77,5 +76,4 @@ def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path
     assert second.attempt == 0, "no rank was started anew"
     assert read_recoveries(tmp_path) == []
     assert [m.step for m in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, STEPS + 1))
-    assert not (tmp_path / "join.json").exists(), "the job is over, so is its Redis"
-    assert issubclass(NotInCharge, MissingError)
+    wait_until(lambda: not (tmp_path / "join.json").exists())  # the job is over, so is its Redis

@@ -1,0 +1,103 @@
+"""A job on Slurm: an array of one-node tasks, spares among them, that join through Redis.
+
+Nothing depends on growing an allocation: a node that fails is drained, its task goes back into the
+queue by itself and comes as a newcomer from another node; until then a spare carries its ranks.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.errors import MissingError
+from engine.spec.recipe import Recipe
+
+_SAVE_S = 60
+_REASON = 80
+_TIMEOUT_S = 30.0
+SCRIPT = "slurm.sh"
+
+
+def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str:
+    """The batch script of the array; `sbatch` reads it."""
+    tasks = recipe.job.nodes + recipe.job.spares
+    each = -(-recipe.layout.world_size // recipe.job.nodes)
+    gpus = [f"#SBATCH --gres=gpu:{each}"] if recipe.train.device == "cuda" else []
+    run = folder.resolve()
+    lines = [
+        "#!/bin/sh",
+        f"# {recipe.job.nodes} nodes and {recipe.job.spares} spares, each a task of its own",
+        f"#SBATCH --job-name=msctl-{recipe.name}",
+        f"#SBATCH --array=0-{tasks - 1}",
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks=1",
+        "#SBATCH --exclusive",
+        *gpus,
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        f"#SBATCH --output={run}/log/slurm-%a.log",
+        f"#SBATCH --signal=B:TERM@{_SAVE_S}",
+        "",
+        "# a node that has to be given up gets SIGTERM in time: ranks save, the task ends",
+        f'"{python}" -m engine.job.join "{run}" &',
+        "executor=$!",
+        'trap "kill -TERM $executor" TERM',
+        "wait $executor",
+        "code=$?",
+        "wait $executor 2>/dev/null",
+        "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class SlurmLauncher:
+    """Submits the array, drains what is bad, cancels the rest at the end."""
+
+    can_start = 0
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.job = ""
+
+    def start(self, folder: Path, count: int) -> None:
+        """Submit; nodes join when Slurm starts their tasks."""
+        (folder / "log").mkdir(parents=True, exist_ok=True)
+        path = folder / SCRIPT
+        path.write_text(script(self._recipe, folder), encoding="utf-8")
+        self.job = call("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+
+    def replace(self, node: str, why: str) -> None:
+        """Take the node from Slurm's use; what ran there is requeued elsewhere.
+
+        `down` ends its task at once, `drain` keeps the node out when it comes back.
+        """
+        reason = f"msctl: {why}"[:_REASON]
+        for state in ("down", "drain"):
+            call("scontrol", "update", f"nodename={node}", f"state={state}", f"reason={reason}")
+
+    def stop(self) -> None:
+        """Tasks end by themselves when told; those that wait in the queue are cancelled."""
+        if self.job:
+            call("scancel", self.job, must=False)
+
+
+def call(*command: str, must: bool = True) -> str:
+    """What one of Slurm's commands prints. MissingError if it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        raise MissingError(
+            f"{command[0]} is not installed", remedy="run this on a Slurm login node"
+        )
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise MissingError(
+            f"`{command[0]}` does not answer", remedy="check slurmctld with `scontrol ping`"
+        ) from None
+    if ended.returncode and must:
+        raise MissingError(
+            f"`{' '.join(command[:2])}` failed: {ended.stderr.strip()[:200]}",
+            remedy="check that this user may submit jobs and update nodes (an operator of Slurm)",
+        )
+    return ended.stdout

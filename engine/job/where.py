@@ -1,0 +1,49 @@
+"""Where a run's nodes are: here, under Slurm, on Kubernetes; and what would be started there."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from engine.errors import RecipeError
+from engine.health.launch import reachable_host
+from engine.job.kubernetes import KubernetesLauncher, manifest, text
+from engine.job.place import LocalPlace, Place
+from engine.job.remote import RemotePlace
+from engine.job.slurm import SlurmLauncher, script
+from engine.spec.base import Noun
+from engine.spec.recipe import Recipe
+
+Where = Literal["local", "slurm", "k8s"]
+
+
+class Start(Noun, frozen=True, kw_only=True):
+    """What `--dry-run` shows of a start elsewhere: the text that would be handed over."""
+
+    where: Where
+    text: str
+
+
+def known(where: str) -> Where:
+    """RecipeError for a place that there is not."""
+    for one in get_args(Where):
+        if where == one:
+            return one
+    raise RecipeError(f"--on {where}: no such place", remedy="use local, slurm or k8s")
+
+
+def place_of(where: Where, recipe: Recipe) -> Place:
+    """The place that a driver works with."""
+    if where == "local":
+        return LocalPlace()
+    if recipe.train.store == "tcp":
+        raise RecipeError(
+            f"--on {where}: nodes join through Redis, but train.store is tcp",
+            remedy="set train.store = redis, or the URL of a server that all nodes reach",
+        )
+    launcher = SlurmLauncher(recipe) if where == "slurm" else KubernetesLauncher(recipe)
+    return RemotePlace(launcher, host=reachable_host())
+
+
+def preview(where: Where, recipe: Recipe, folder: Path) -> Start:
+    """The script or manifest of a start, without starting anything."""
+    shown = script(recipe, folder) if where == "slurm" else text(manifest(recipe, folder.resolve()))
+    return Start(where=where, text=shown)

@@ -1,0 +1,83 @@
+"""The manifest fits the published schemas; the pods of a bad node are found in kubectl's answer."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.errors import MissingError
+from engine.job.kubernetes import KubernetesLauncher, manifest, pods_on, text
+from engine.spec.job import JobSpec
+from tests.engine.train.single import recipe
+
+GPU = recipe(train={"device": "cuda"})
+ANSWER = json.dumps({"apiVersion": "v1", "kind": "List", "items": [
+    {"metadata": {"name": "msctl-x-0-abc12", "uid": "1"}, "spec": {"nodeName": "gpu-7"}},
+    {"metadata": {"name": "msctl-x-1-def34"}, "spec": {"nodeName": "gpu-8"}},
+    {"metadata": {"name": "msctl-x-2-new00"}, "spec": {}},
+]})  # fmt: skip
+
+
+def objects(nodes: int = 3, spares: int = 1):
+    one = msgspec.structs.replace(GPU, name="My.Run", job=JobSpec(nodes=nodes, spares=spares))
+    return manifest(one, Path("/runs/my"))
+
+
+def test_one_job_a_node_and_spare_each_on_a_machine_of_its_own():
+    made = objects()
+    jobs = [o for o in made if o["kind"] == "Job"]
+    assert [o["metadata"]["name"] for o in jobs] == [f"msctl-my-run-{i}" for i in range(4)]
+    pod = jobs[0]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert "podAntiAffinity" in pod["affinity"]
+    assert "password" not in text(made)
+
+
+def test_the_account_may_delete_pods_and_cordon_nodes_and_nothing_else():
+    rules = {o["kind"]: o["rules"] for o in objects() if "rules" in o}
+    assert rules["Role"][0]["resources"] == ["pods"]
+    assert "delete" in rules["Role"][0]["verbs"]
+    assert rules["ClusterRole"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
+    ]
+
+
+def test_every_object_is_valid_by_the_published_schemas():
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    version = validator.latest_version()
+    for one in objects():
+        validator.validate(one, version, strict=True)
+
+
+def test_pods_of_a_node_are_found_by_where_they_were_bound():
+    assert pods_on(ANSWER, "gpu-7") == ["msctl-x-0-abc12"]
+    assert pods_on(ANSWER, "gpu-9") == []
+    for nonsense in ("", "{}", '{"items": 3}', "[" * 9000):
+        with pytest.raises(MissingError, match="cannot be read"):
+            pods_on(nonsense, "gpu-7")
+
+
+@pytest.mark.multi
+def test_a_bad_node_is_cordoned_then_its_pod_goes(tmp_path: Path, monkeypatch):
+    """Against a stand-in for kubectl that answers as a cluster did and notes what it hears."""
+    heard = tmp_path / "heard"
+    (tmp_path / "answer.json").write_text(ANSWER)
+    program = tmp_path / "kubectl"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {heard}\n[ "$1" = get ] && cat {tmp_path}/answer.json\nexit 0\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    KubernetesLauncher(GPU).replace("gpu-7", "it failed gpu.ecc")
+    lines = heard.read_text().splitlines()
+    assert lines[0] == "cordon gpu-7"
+    assert lines[-1] == "delete pod msctl-x-0-abc12 --grace-period=0 --force"
+    assert len([line for line in lines if line.startswith("delete")]) == 1
+
+
+def test_without_kubectl_the_remedy_is_the_dry_run(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError) as caught:
+        KubernetesLauncher(GPU).start(tmp_path, 1)
+    assert "--dry-run" in caught.value.remedy

@@ -1,0 +1,109 @@
+"""The array's script; and a job on a real Slurm that loses a node, drains it and finishes."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.comm.embedded_redis import find_server
+from engine.errors import MissingError
+from engine.job.driver import Driver, Watch
+from engine.job.incident import read_recoveries
+from engine.job.remote import RemotePlace
+from engine.job.slurm import SlurmLauncher, script
+from engine.spec.job import JobSpec
+from engine.train.metrics import StepMetrics, read_metrics
+from tests.engine.health.slurm_cluster import PROGRAMS, Cluster
+from tests.engine.health.test_slurm import _free_ports
+from tests.engine.job.test_driver import made
+from tests.engine.train.single import recipe
+
+
+def test_the_script_is_an_array_of_nodes_and_spares_and_holds_no_secret(tmp_path: Path):
+    one = msgspec.structs.replace(recipe(), job=JobSpec(nodes=4, spares=2))
+    text = script(one, tmp_path, python="python3")
+    assert "#SBATCH --array=0-5\n" in text
+    assert "#SBATCH --requeue\n" in text
+    assert "--gres" not in text
+    assert f'"python3" -m engine.job.join "{tmp_path}" &' in text
+    assert "password" not in text
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_recipe_for_gpus_asks_for_them(tmp_path: Path):
+    one = recipe(train={"device": "cuda"})
+    assert "#SBATCH --gres=gpu:1\n" in script(one, tmp_path)
+
+
+def test_without_slurm_it_says_what_is_missing(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError, match="sbatch is not installed"):
+        SlurmLauncher(recipe()).start(tmp_path, 1)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    missing = [p for p in PROGRAMS if shutil.which(p) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and Slurm; not here: {', '.join(missing) or 'root'}")
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+    base = Path(tempfile.mkdtemp(prefix="ms-", dir="/tmp"))  # short: it holds sockets
+    made = Cluster(base, "#!/bin/sh\nexit 0\n", port=_free_ports(9), interval_s=600)
+    monkeypatch.setenv("SLURM_CONF", made.env["SLURM_CONF"])
+    yield made
+    made.call("scancel", "--user=root", must=False)
+    made.stop()
+
+
+def processes_on(node: str) -> list[int]:
+    """Everything that Slurm started on a virtual node, its daemon included."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environ = (path / "environ").read_bytes().split(b"\0")
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            daemon = words[0].endswith(b"slurmd") and node.encode() in words
+            if daemon or f"SLURMD_NODENAME={node}".encode() in environ:
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_loses_a_node_drains_it_and_finishes(cluster: Cluster, tmp_path: Path):
+    job = {"nodes": 4, "spares": 1, "check": "none", "start_s": 300.0}
+    one = made(40, dp=4, checkpoint={"every": 4}, job=job, data={"loader": "rank"},
+               train={"store": "redis", "steps": 40})  # fmt: skip
+    lost: list[str] = []
+
+    def on_step(metrics: StepMetrics) -> None:
+        if metrics.step >= 6 and not lost:
+            lost.append(driver.order[2])
+            for pid in processes_on(lost[0]):
+                os.kill(pid, signal.SIGKILL)
+
+    launcher = SlurmLauncher(one)
+    place = RemotePlace(launcher, host="127.0.0.1")
+    run = tmp_path / "run"
+    driver = Driver(one, run, Watch(on_step=on_step), place=place)
+    result = driver.run(steps=0, resume="auto")
+    assert (result.ended, result.steps, result.restarts) == ("done", 40, 1)
+    assert len(lost) == 1
+    (recovery,) = read_recoveries(run)
+    assert recovery.incident.nodes == (lost[0],)
+    assert recovery.decision is not None
+    assert recovery.decision.evict == (lost[0],)
+    assert lost[0] not in driver.order
+    assert cluster.states()[lost[0]] in ("drain", "drng", "down")
+    assert "msctl:" in cluster.reason(lost[0])
+    assert [m.step for m in read_metrics(run / "metrics.jsonl")] == list(range(1, 41))
