@@ -1,15 +1,22 @@
 """Fit the shipped constants of `engine/plan` on a table of public runs.
 
-python bench/plan/fit.py TABLE.csv [--write] [--rounds N]
+    python bench/plan/fit.py TABLE.csv [--write] [--rounds N] [--refreshes N]
+    python bench/plan/fit.py TABLE.csv --without GROUP ... >> LEFT.jsonl
+    python bench/plan/fit.py TABLE.csv --without fold:K ... >> LEFT.jsonl
+    python bench/plan/fit.py TABLE.csv --spreads LEFT.jsonl [--write]
 
-Only rows of permissively licensed or cited sources belong in TABLE. Prints the error of every group
-when fitted and when the group is left out; --write replaces engine/plan/fitted.json.
+Only rows of permissively licensed or cited sources belong in TABLE. The first form replaces
+engine/plan/fitted.json with --write. The second fits anew, from the same start, without a source
+(or one tenth of all rows) and prints the errors of the rows left out, one JSON line each. The
+third reads those lines, says how far off unseen rows are, and writes the spread of every system.
 """
 
 import argparse
+import json
 import sys
 import time
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -21,53 +28,133 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from prior import KNOBS, START  # noqa: E402
 
-from engine.plan.calibrate import errors, fit, ladder_points, left_out, points_of, refresh  # noqa: E402
+from engine.plan.calibrate import (  # noqa: E402
+    errors,
+    fit,
+    get,
+    ladder_points,
+    points_of,
+    put,
+    refresh,
+)  # fmt: skip
+from engine.plan.profiles import fitted  # noqa: E402
 from engine.plan.rows import read_rows  # noqa: E402
 from engine.plan.search import Z80  # noqa: E402
+
+FOLDS = 10
+FITTED = ROOT / "engine/plan/fitted.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--refreshes", type=int, default=3)
+    parser.add_argument("--warm", action="store_true", help="go on from the shipped constants")
+    parser.add_argument("--without", nargs="*", default=[])
+    parser.add_argument("--spreads", type=Path)
     given = parser.parse_args()
-    rows = read_rows(given.table)
-    began = time.time()
-    rungs = [int(r["id"].rsplit("-", 1)[1]) - 1 for r in rows if r["id"].startswith("ms-t3-")]
-    points = points_of(rows, START) + ladder_points(START, rungs)
-    constants = START
-    for turn in range(given.refreshes):
-        found = fit(points, START if turn == 0 else constants, KNOBS, rounds=given.rounds)
-        constants = found.constants
-        points = refresh(points, constants)
-        print(f"refresh {turn}: macro {macro(points, constants):.4f}  {time.time() - began:.0f} s")
-    names = sorted({p.case.group for p in points})
+    if given.spreads:
+        spreads(given.spreads, keep=given.write)
+        return
+    points = all_points(given.table, go_on() if given.warm or given.without else START)
+    for name in given.without:
+        left_out(points, given, name)
+    if not given.without:
+        whole(points, given)
+
+
+def whole(points, given: argparse.Namespace) -> None:
+    """Fit on everything."""
+    constants, points = fitted_on(points, given)
     base = errors(points, constants)
-    found = found._replace(errors=base)
-    everything, outside = [], []
-    print(f"{'group':20s} rows  fitted  left out")
-    for name in names:
-        mine = np.array([p.case.group == name for p in points])
-        without = left_out(points, found, START, KNOBS, name)
-        own = [p for p in points if p.case.group == name]
-        held = errors(own, without)
-        inside = np.mean(np.abs(np.exp(base[mine]) - 1))
-        beyond = np.mean(np.abs(np.exp(held) - 1))
-        everything.append(inside)
-        outside.append((name, beyond, held))
-        print(f"{name:20s} {mine.sum():4d}  {inside:6.3f}  {beyond:6.3f}")
-    print(
-        f"{'mean over groups':20s}       {np.mean(everything):6.3f}  "
-        f"{np.mean([b for _, b, _ in outside]):6.3f}"
-    )
-    wide = float(np.quantile(np.abs(np.concatenate([h for *_, h in outside])), 0.8) / Z80)
-    print(f"spread of log error with whole groups left out: {wide:.3f}")
-    constants = with_unseen(with_spreads(constants, points, found, wide))
+    names = np.array([p.case.group for p in points])
+    for name in sorted(set(names)):
+        print(f"{name:20s} {sum(names == name):4d}  {mape(base[names == name]):6.3f}")
+    print(f"mean over groups {np.mean([mape(base[names == n]) for n in set(names)]):.4f}")
     if given.write:
-        text = msgspec.json.format(msgspec.json.encode(rounded(constants)), indent=1) + b"\n"
-        (ROOT / "engine/plan/fitted.json").write_bytes(text)
+        write(with_unseen(with_old_spreads(constants)))
+
+
+def all_points(table: Path, constants):
+    rows = read_rows(table)
+    rungs = [int(r["id"].rsplit("-", 1)[1]) - 1 for r in rows if r["id"].startswith("ms-t3-")]
+    return points_of(rows, constants) + ladder_points(constants, rungs)
+
+
+def fitted_on(points, given):
+    """Constants fitted from the start on some points, and the points under them."""
+    constants, began = go_on() if given.warm else START, time.time()
+    for turn in range(given.refreshes):
+        constants = fit(points, constants, KNOBS, rounds=given.rounds, prior=START).constants
+        points = refresh(points, constants)
+        print(f"refresh {turn}: {time.time() - began:.0f} s", file=sys.stderr, flush=True)
+    return constants, points
+
+
+def go_on():
+    """The shipped values of the unknowns in the systems of START."""
+    shipped = fitted()
+    return put(START, KNOBS, [get(shipped, knob) for knob in KNOBS])
+
+
+def left_out(points, given: argparse.Namespace, name: str) -> None:
+    """Fit anew without a source or a tenth of the rows; errors of what was left out."""
+    kept = [p for p in points if not is_out(p, name)]
+    constants = fit(kept, START, KNOBS, rounds=4 * given.rounds).constants
+    out = refresh([p for p in points if is_out(p, name)], constants)
+    for point, error in zip(out, errors(out, constants), strict=True):
+        line = {"without": name, "id": point.case.id, "group": point.case.group,
+                "system": point.case.job.profile.name, "log_error": float(error)}  # fmt: skip
+        print(json.dumps(line), flush=True)
+
+
+def is_out(point, name: str) -> bool:
+    if name.startswith("fold:"):
+        return zlib.crc32(point.case.id.encode()) % FOLDS == int(name[5:])
+    return point.case.group == name
+
+
+def spreads(left: Path, *, keep: bool) -> None:
+    """Errors of left-out rows, and the spread of each system's log error from them."""
+    lines = [json.loads(line) for line in left.read_text().splitlines()]
+    groups = defaultdict(list)
+    folds = [line for line in lines if line["without"].startswith("fold:")]
+    for line in lines:
+        if not line["without"].startswith("fold:"):
+            groups[line["group"]].append(line["log_error"])
+    for name, values in sorted(groups.items()):
+        print(f"{name:20s} {len(values):4d}  left out {mape(values):.3f}")
+    print(f"mean over sources, each left out: {np.mean([mape(v) for v in groups.values()]):.4f}")
+    held = np.array([line["log_error"] for line in folds])
+    by_group = defaultdict(list)
+    for line in folds:
+        by_group[line["group"]].append(line["log_error"])
+    print(f"a tenth of the rows left out: {mape(held):.4f} over rows, "
+          f"{np.mean([mape(v) for v in by_group.values()]):.4f} over sources")  # fmt: skip
+    wide = quantile(np.concatenate([np.array(v) for v in groups.values()]))
+    constants, profiles = fitted(), {}
+    every, inside = quantile(held), 0
+    for name, profile in constants.profiles.items():
+        mine = np.array([line["log_error"] for line in folds if line["system"] == name])
+        n = len(mine)
+        spread = (n * quantile(mine) + 4 * every) / (n + 4) if n else wide
+        inside += int(np.sum(np.abs(mine) <= Z80 * spread)) if n else 0
+        profiles[name] = msgspec.structs.replace(profile, log_error=spread)
+    print("spreads:", {k: round(p.log_error, 3) for k, p in profiles.items()}, f"unseen {wide:.3f}")
+    print(f"of the rows left out, {inside / max(1, len(held)):.3f} lie between P10 and P90")
+    if keep:
+        write(msgspec.structs.replace(constants, profiles=profiles, log_error=wide))
+
+
+def quantile(values) -> float:
+    """Spread of a normal law whose P10 and P90 hold four fifths of the values."""
+    return float(np.quantile(np.abs(values), 0.8) / Z80)
+
+
+def mape(log_errors) -> float:
+    return float(np.mean(np.abs(np.exp(log_errors) - 1)))
 
 
 def with_unseen(constants):
@@ -81,42 +168,23 @@ def with_unseen(constants):
     return msgspec.structs.replace(constants, profiles=profiles)
 
 
-def with_spreads(constants, points, found, wide):
-    """Spread of each system's log error, rows left out in ten folds; `wide` for unseen ones."""
-    held = np.zeros(len(points))
-    for fold in range(10):
-        out = np.array([zlib.crc32(p.case.id.encode()) % 10 == fold for p in points])
-        tagged = [
-            p._replace(case=p.case._replace(group="out" if o else "in"))
-            for p, o in zip(points, out, strict=True)
-        ]
-        without = left_out(tagged, found, START, KNOBS, "out")
-        held[out] = errors([p for p, o in zip(points, out, strict=True) if o], without)
-    print(f"rows left out in ten folds: {np.mean(np.abs(np.exp(held) - 1)):.4f} mean over rows")
-    every = float(np.quantile(np.abs(held), 0.8) / Z80)
-    profiles = {}
-    for name, profile in constants.profiles.items():
-        mine = np.array([p.case.job.profile.name == name for p in points])
-        n = int(mine.sum())
-        own = float(np.quantile(np.abs(held[mine]), 0.8) / Z80) if n else wide
-        spread = (n * own + 4 * every) / (n + 4) if n else wide
-        profiles[name] = msgspec.structs.replace(profile, log_error=spread)
-    print("spreads:", {k: round(p.log_error, 3) for k, p in profiles.items()})
-    return msgspec.structs.replace(constants, profiles=profiles, log_error=wide)
+def with_old_spreads(constants):
+    """The spreads that --spreads wrote last."""
+    old = fitted()
+    profiles = {
+        name: msgspec.structs.replace(profile, log_error=old.profiles[name].log_error)
+        for name, profile in constants.profiles.items()
+    }
+    return msgspec.structs.replace(constants, profiles=profiles, log_error=old.log_error)
 
 
-def macro(points, constants) -> float:
-    base = errors(points, constants)
-    names = [p.case.group for p in points]
-    return float(np.mean([
-        np.mean([abs(np.exp(e) - 1) for e, n in zip(base, names, strict=True) if n == name])
-        for name in set(names)
-    ]))  # fmt: skip
+def write(constants) -> None:
+    """Four digits: more would pretend."""
+    text = msgspec.json.format(msgspec.json.encode(rounded(constants)), indent=1) + b"\n"
+    FITTED.write_bytes(text)
 
 
 def rounded(constants):
-    """Four digits: more would pretend."""
-
     def short(value):
         if isinstance(value, float):
             return float(f"{value:.4g}")

@@ -5,10 +5,9 @@ per micro-batch and per step. Runs are left out in turn to say how well unseen o
 The cluster file that is written carries that error in its first lines.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,17 +25,11 @@ from engine.plan.calibrate import (
 from engine.plan.draw import write
 from engine.plan.profiles import Fitted, fitted
 from engine.plan.rows import Case, read_rows
-from engine.plan.setup import Job, PlanLayout
+from engine.plan.runs import case_of_run, with_host
 from engine.plan.validate import cases_of, predict
 from engine.spec.base import Noun, doc
-from engine.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from engine.spec.load import dump_cluster, load_recipe
-from engine.spec.recipe import Recipe
-
-_WARM = 2
-_LARGEST_LINE = 1 << 16
-_NOMINAL_CORE = 50e9
-"""FLOP/s of one CPU core before calibration; the fit replaces it."""
+from engine.spec.cluster import ClusterSpec, DeviceSpec, HostSpec
+from engine.spec.load import dump_cluster
 
 
 class Constant(Noun, frozen=True, kw_only=True):
@@ -60,23 +53,30 @@ class Adapted(Noun, frozen=True, kw_only=True):
     path: str = ""
 
 
-class _Scale(Noun, frozen=True, kw_only=True):
-    """Factors on a cluster's own numbers."""
+class _Unknown(NamedTuple):
+    """One thing to fit: what it is called, where it starts, the spread of its prior."""
 
-    gemm: float = 1.0
-    memory: float = 1.0
-    links: float = 1.0
-    latency: float = 1.0
-
-
-SCALES = (("gemm", 1.5), ("memory", 1.0), ("links", 1.0), ("latency", 1.0))
-OVERHEADS = (("intercept_s", 1.5), ("slope", 0.1))
+    name: str
+    start: float
+    spread: float
 
 
-def adapt(source: Path, out: Path | None = None) -> Adapted:
-    """Fit to a CSV of runs, a run's folder, or a folder of runs; write a cluster file if asked."""
+SCALES = {
+    "gemm": _Unknown("GEMM speed", 1.0, 1.5),
+    "memory": _Unknown("memory speed", 1.0, 0.7),
+    "links": _Unknown("link speed", 1.0, 1.0),
+    "latency": _Unknown("link latency", 1.0, 1.0),
+}
+"""Factors on a cluster's own numbers; then the system's overheads."""
+
+
+def adapt(source: Path, out: Path | None = None, cluster: ClusterSpec | None = None) -> Adapted:
+    """Fit to a CSV of runs, a run's folder, or a folder of runs; write a cluster file if asked.
+
+    Runs of `msctl train` start from `cluster`, where one is given.
+    """
     constants = fitted()
-    cases = measured_cases(source, constants)
+    cases = measured_cases(source, constants, cluster)
     if len(cases) < 2:
         raise RecipeError(
             f"{source}: {len(cases)} usable runs", remedy="give at least two runs to calibrate on"
@@ -85,14 +85,15 @@ def adapt(source: Path, out: Path | None = None) -> Adapted:
     values = _fit(cases)
     left_out = [_predict(case, _fit([c for c in cases if c is not case])) for case in cases]
     held = np.array([np.log(s / c.measured_s) for s, c in zip(left_out, cases, strict=True)])
-    fixed = _scaled(cases[0], values).job.cluster
+    spread = float(np.sqrt(np.mean(held**2)))
+    fixed = _finished(cases[0], values, spread)
     result = Adapted(
         rows=len(cases),
         constants=_constants(cases[0], values),
         error_before=before,
         error_after=_error(cases, values),
         error_left_out=float(np.mean(np.abs(np.exp(held) - 1))),
-        log_error=float(np.sqrt(np.mean(held**2))),
+        log_error=spread,
         cluster=fixed,
         path=str(out or ""),
     )
@@ -105,7 +106,9 @@ def adapt(source: Path, out: Path | None = None) -> Adapted:
     return result
 
 
-def measured_cases(source: Path, constants: Fitted) -> list[Case]:
+def measured_cases(
+    source: Path, constants: Fitted, cluster: ClusterSpec | None = None
+) -> list[Case]:
     """Runs with a time, from a table or from run folders."""
     if source.is_file():
         found = cases_of(read_rows(source), constants)[0]
@@ -117,102 +120,59 @@ def measured_cases(source: Path, constants: Fitted) -> list[Case]:
             f"{source}: neither a table nor a folder with runs",
             remedy="give a CSV, a run folder with recipe.toml and metrics.jsonl, or their parent",
         )
-    return [case for case in (case_of_run(run, constants) for run in runs) if case is not None]
+    tried = [case_of_run(run, constants, cluster) for run in runs]
+    return [case for case in tried if case is not None]
 
 
-def case_of_run(folder: Path, constants: Fitted) -> Case | None:
-    """A run of `msctl train` as a case; None if it has too few steps to tell."""
-    recipe = load_recipe(folder / "recipe.toml")
-    seconds = step_seconds(folder / "metrics.jsonl")
-    if len(seconds) <= _WARM:
-        return None
-    job = job_of(recipe, constants)
-    layout = PlanLayout(
-        tp=recipe.layout.tp, pp=recipe.layout.pp, vpp=recipe.layout.vpp, dp=recipe.layout.dp,
-        sequence_parallel=recipe.layout.sequence_parallel, zero=recipe.layout.zero,
-        micro_batch=recipe.batch.micro_batch, recompute=recipe.train.recompute,
-    )  # fmt: skip
-    return Case(
-        id=folder.name, group="runs", source=str(folder), hardware=job.cluster.device.name,
-        job=job, layouts=(layout,), measured_s=float(np.median(seconds[_WARM:])),
-        measured_bytes=0.0, fits=-1, layers_only=False, assumptions=(),
-    )  # fmt: skip
+def _unknowns(case: Case) -> dict[str, _Unknown]:
+    """What is fitted, by kind of machine: factors on the cluster, seconds of the host."""
+    profile, physics = case.job.profile, case.job.physics
+    step = _Unknown("seconds per step", max(1e-4, profile.intercept_s), 1.5)
+    if case.job.cluster.cores:
+        # copies within a machine are known better than what waking a process costs on a busy one
+        return SCALES | {
+            "memory": SCALES["memory"]._replace(spread=0.2),
+            "links": SCALES["links"]._replace(spread=0.3),
+            "step_s": step,
+            "launch_s": _Unknown("seconds per operator", physics.launch_s, 0.5),
+            "collective_s": _Unknown("seconds per collective", physics.collective_host_s, 1.0),
+        }
+    slope = _Unknown("factor per micro-batch", profile.slope, 0.1)
+    return SCALES | {"step_s": step, "slope": slope}
 
 
-def job_of(recipe: Recipe, constants: Fitted) -> Job:
-    """The job of a recipe that ran here: the recipe's cluster, or this machine's cores."""
-    world = recipe.layout.world_size
-    cluster = recipe.cluster or this_machine(world, cores=len(os.sched_getaffinity(0)))
-    profile = msgspec.structs.replace(
-        constants.profiles["msctl"], overlap_tp=recipe.overlap.tp, overlap_pp=recipe.overlap.pp,
-        overlap_dp=recipe.overlap.dp, intercept_s=0.01,
-    )  # fmt: skip
-    return Job(
-        model=recipe.model, cluster=cluster, global_batch=recipe.batch.global_batch,
-        precision=recipe.train.precision, attention="fused-softmax", profile=profile,
-        physics=constants.physics,
-    )  # fmt: skip
-
-
-def this_machine(world: int, *, cores: int) -> ClusterSpec:
-    """`world` ranks that share this machine's cores: each has its share of them."""
-    share = min(1.0, cores / world)
-    rate = _NOMINAL_CORE * share
-    device = DeviceSpec(
-        name="cpu", peak_flops_per_s={p: rate for p in ("fp64", "fp32", "bf16")},
-        memory_bytes=1 << 34, memory_bytes_per_s=10e9 * share, sustained=0.8,
-    )  # fmt: skip
-    link = LinkSpec(bytes_per_s=2e9 * share, latency_s=50e-6 / share)
-    return ClusterSpec(
-        name="this-machine", nodes=1, gpus_per_node=world, device=device, intra=link, inter=link
-    )
-
-
-def step_seconds(path: Path) -> list[float]:
-    """`step_s` of every line of a metrics file."""
-    found = []
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(_LARGEST_LINE):
-                row = msgspec.json.decode(line, type=dict[str, object])
-                value = row.get("step_s")
-                if isinstance(value, int | float) and value > 0:
-                    found.append(float(value))
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RecipeError(
-            f"{path}: {error}", remedy="give the folder of a run that has metrics.jsonl"
-        ) from None
-    return found
-
-
-def _knobs(system: str) -> list[Knob]:
-    scales = [Knob("scale", "", field, spread) for field, spread in SCALES]
-    return scales + [Knob("profiles", system, field, spread) for field, spread in OVERHEADS]
+def _knobs(case: Case) -> list[Knob]:
+    return [Knob("scale", "", one.name, one.spread) for one in _unknowns(case).values()]
 
 
 def _scaled(case: Case, values: Sequence[float] | None) -> Case:
     """The case with the unknowns put in."""
     if values is None:
         return case
-    scale = _Scale(**{name: v for (name, _), v in zip(SCALES, values, strict=False)})
-    overheads = {name: v for (name, _), v in zip(OVERHEADS, values[len(SCALES) :], strict=True)}
+    put = dict(zip(_unknowns(case), values, strict=True))
+    gemm, memory, links, latency = (put.pop(name) for name in SCALES)
     cluster, replace = case.job.cluster, msgspec.structs.replace
     device = replace(
-        cluster.device, sustained=min(1.0, cluster.device.sustained * scale.gemm),
-        memory_bytes_per_s=cluster.device.memory_bytes_per_s * scale.memory,
-        peak_flops_per_s=_peaks(cluster.device, scale.gemm),
+        cluster.device, sustained=min(1.0, cluster.device.sustained * gemm),
+        memory_bytes_per_s=cluster.device.memory_bytes_per_s * memory,
+        peak_flops_per_s=_peaks(cluster.device, gemm),
     )  # fmt: skip
-    links = {
-        name: LinkSpec(
-            bytes_per_s=link.bytes_per_s * scale.links, latency_s=link.latency_s * scale.latency
+    wires = {
+        name: replace(
+            link, bytes_per_s=link.bytes_per_s * links, latency_s=link.latency_s * latency
         )
         for name, link in (("intra", cluster.intra), ("inter", cluster.inter))
     }
-    job = replace(
-        case.job, cluster=replace(cluster, device=device, **links),
-        profile=replace(case.job.profile, **overheads),
-    )  # fmt: skip
-    return case._replace(job=job)
+    host = HostSpec(log_error=case.job.profile.log_error, **put)
+    cluster = replace(cluster, device=device, host=host, **wires)
+    return case._replace(job=with_host(replace(case.job, cluster=cluster)))
+
+
+def _finished(case: Case, values: Sequence[float], spread: float) -> ClusterSpec:
+    """The calibrated cluster, with the error bar that plans on it get."""
+    cluster = _scaled(case, values).job.cluster
+    host = msgspec.structs.replace(cluster.host, log_error=spread)
+    return msgspec.structs.replace(cluster, host=host)
 
 
 def _peaks(device: DeviceSpec, gemm: float) -> dict[str, float]:
@@ -224,14 +184,12 @@ def _peaks(device: DeviceSpec, gemm: float) -> dict[str, float]:
 
 
 def _start(case: Case) -> list[float]:
-    return [1.0] * len(SCALES) + [
-        max(1e-4, float(getattr(case.job.profile, name))) for name, _ in OVERHEADS
-    ]
+    return [one.start for one in _unknowns(case).values()]
 
 
 def _fit(cases: Sequence[Case]) -> list[float]:
     """Gauss-Newton on the closed form, corrected by the simulation, as in `calibrate`."""
-    knobs = _knobs(cases[0].job.profile.name)
+    knobs = _knobs(cases[0])
     start = _start(cases[0])
     prior = np.array([forward(k, v) for k, v in zip(knobs, start, strict=True)])
     here = prior.copy()
@@ -261,7 +219,7 @@ def _points(cases: Sequence[Case], values: Sequence[float]) -> list[Point]:
     for case in cases:
         moved = _scaled(case, values)
         seconds, layout, _ = predict(moved)
-        points.append(Point(case, layout, seconds / closed_s(moved, layout), 1.0))
+        points.append(Point(case, layout, seconds / float(closed_s(moved, layout)), 1.0))
     return points
 
 
@@ -271,12 +229,15 @@ def _errors(
     at: "np.ndarray[tuple[int], np.dtype[np.float64]]",
 ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     values = [backward(knob, x) for knob, x in zip(knobs, at, strict=True)]
-    return np.array(
-        [
-            np.log(closed_s(_scaled(p.case, values), p.layout) * p.ratio / p.case.measured_s)
-            for p in points
-        ]
-    )
+    return np.array([np.log(_seconds(p, values) / p.case.measured_s) for p in points])
+
+
+def _seconds(point: Point, values: Sequence[float]) -> float:
+    """A closed form where there is one; shared cores are simulated."""
+    moved = _scaled(point.case, values)
+    if moved.job.cluster.cores:
+        return predict(moved)[0]
+    return float(closed_s(moved, point.layout)) * point.ratio
 
 
 def _predict(case: Case, values: Sequence[float] | None) -> float:
@@ -288,9 +249,7 @@ def _error(cases: Sequence[Case], values: Sequence[float] | None) -> float:
 
 
 def _constants(case: Case, values: Sequence[float]) -> tuple[Constant, ...]:
-    names = ["GEMM speed", "memory speed", "link speed", "link latency"]
-    names += ["seconds per step", "factor per micro-batch"]
     return tuple(
-        Constant(name=name, before=old, after=new)
-        for name, old, new in zip(names, _start(case), values, strict=True)
+        Constant(name=one.name, before=one.start, after=new)
+        for one, new in zip(_unknowns(case).values(), values, strict=True)
     )

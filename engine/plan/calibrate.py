@@ -8,7 +8,7 @@ refresh.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,10 +18,10 @@ import numpy.typing as npt
 from engine.plan.paper import TABLE_3, ablation, paper_layout, published_s
 from engine.plan.price import price
 from engine.plan.profiles import Fitted, SystemProfile
-from engine.plan.rows import Case, Row
-from engine.plan.setup import PlanLayout, single
-from engine.plan.simulate import scalars
+from engine.plan.rows import Case
+from engine.plan.setup import Num, PlanLayout, single
 from engine.plan.validate import cases_of, predict
+from engine.plan.words import Row
 
 Vector = npt.NDArray[np.float64]
 _FLOOR = 0.02
@@ -57,11 +57,11 @@ def get(constants: Fitted, knob: Knob) -> float:
     return float(getattr(owner, knob.field))
 
 
-def put(constants: Fitted, knobs: Sequence[Knob], values: Sequence[float]) -> Fitted:
+def put(constants: Fitted, knobs: Sequence[Knob], values: Sequence[Num]) -> Fitted:
     """The constants with unknowns replaced."""
-    devices = dict(constants.devices)
-    physics: dict[str, float] = {}
-    profiles: dict[str, dict[str, float]] = {}
+    devices: dict[str, Num] = dict(constants.devices)
+    physics: dict[str, Num] = {}
+    profiles: dict[str, dict[str, Num]] = {}
     for knob, value in zip(knobs, values, strict=True):
         if knob.room == "devices":
             devices[knob.name] = value
@@ -103,15 +103,15 @@ def points_of(rows: Sequence[Row], constants: Fitted) -> list[Point]:
 
 def _point(case: Case, weight: float) -> Point:
     seconds, layout, _ = predict(case)
-    return Point(case, layout, seconds / closed_s(case, layout), weight)
+    return Point(case, layout, seconds / float(closed_s(case, layout)), weight)
 
 
-def closed_s(case: Case, layout: PlanLayout) -> float:
-    """The closed form of a step."""
-    prices = scalars(price(case.job, single(layout)))
+def closed_s(case: Case, layout: PlanLayout) -> Num:
+    """The closed form of a step; an array where constants are arrays."""
+    prices = price(case.job, single(layout))
     if case.layers_only:
-        return float(prices.chunk_f + prices.chunk_b)
-    return float(prices.bound_s(case.job, single(layout)))
+        return prices.chunk_f + prices.chunk_b
+    return prices.bound_s(case.job, single(layout))
 
 
 def _moved(case: Case, constants: Fitted) -> Case:
@@ -128,62 +128,60 @@ def _moved(case: Case, constants: Fitted) -> Case:
 
 def errors(points: Sequence[Point], constants: Fitted) -> Vector:
     """log(predicted / measured) of every point."""
-    found = []
+    return np.array(list(_errors(points, constants)), dtype=np.float64)
+
+
+def _errors(points: Sequence[Point], constants: Fitted) -> Iterator[Num]:
     rungs = ablation(constants) if any(p.rung >= 0 for p in points) else []
     for point in points:
         case = _moved(point.case, constants)
         if point.rung >= 0:
             case = point.case._replace(job=rungs[point.rung][0])
-        found.append(np.log(closed_s(case, point.layout) * point.ratio / case.measured_s))
-    return np.array(found)
-
-
-def _touches(knob: Knob, point: Point) -> bool:
-    """Whether an unknown can change the prediction of a point."""
-    if knob.room == "physics":
-        return True
-    if knob.room == "devices":
-        precision = "bf16" if point.case.job.precision == "fp16" else point.case.job.precision
-        name = point.case.job.cluster.device.name
-        return knob.name in (name, f"{name}/{precision}")
-    if point.rung >= 0:
-        return knob.name in ("megatron-2023", "megascale")
-    return point.case.job.profile.name == knob.name
+        yield np.log(closed_s(case, point.layout) * point.ratio / case.measured_s)
 
 
 def jacobian(
     points: Sequence[Point], constants: Fitted, knobs: Sequence[Knob], base: Vector
 ) -> npt.NDArray[np.float64]:
-    """Change of every error per unit of every coordinate, by forward differences."""
-    table = np.zeros((len(points), len(knobs)))
+    """Change of every error per unit of every coordinate, by forward differences.
+
+    All differences of a point are taken at once: each unknown becomes an array that differs from
+    its value in its own place only, and the cost model's formulas take arrays.
+    """
     step = 0.02
-    for column, knob in enumerate(knobs):
-        value = backward(knob, forward(knob, get(constants, knob)) + step)
-        moved = put(constants, [knob], [value])
-        hit = [i for i, point in enumerate(points) if _touches(knob, point)]
-        table[hit, column] = (errors([points[i] for i in hit], moved) - base[hit]) / step
-    return table
+    wide = []
+    for place, knob in enumerate(knobs):
+        values = np.full(len(knobs), get(constants, knob))
+        values[place] = backward(knob, forward(knob, values[place]) + step)
+        wide.append(values)
+    moved = put(constants, knobs, wide)
+    found = [np.broadcast_to(e, len(knobs)) for e in _errors(points, moved)]
+    return (np.array(found).reshape(len(points), len(knobs)) - base[:, None]) / step
 
 
 class Fit(NamedTuple):
-    """The result of a fit, with what is needed to leave groups out."""
+    """The result of a fit, and how its errors move with the unknowns."""
 
     constants: Fitted
     jacobian: npt.NDArray[np.float64]
     errors: Vector
 
 
-def fit(points: Sequence[Point], start: Fitted, knobs: Sequence[Knob], *, rounds: int = 6) -> Fit:
-    """Constants that fit the points, held by the priors around `start`."""
-    prior = np.array([forward(knob, get(start, knob)) for knob in knobs])
+def fit(
+    points: Sequence[Point], start: Fitted, knobs: Sequence[Knob], *, rounds: int = 6,
+    prior: Fitted | None = None,
+) -> Fit:  # fmt: skip
+    """Constants that fit the points, from `start` on, held by the priors (`start` if not given)."""
+    around = prior or start
+    centre = np.array([forward(knob, get(around, knob)) for knob in knobs])
     constants = start
     weights = np.array([point.weight for point in points])
     base = errors(points, constants)
     table = jacobian(points, constants, knobs, base)
     for _ in range(rounds):
         here = np.array([forward(knob, get(constants, knob)) for knob in knobs])
-        move = solve(table, base, weights, prior - here, knobs)
-        constants, base = _line_search(points, constants, knobs, here, move, prior)
+        move = solve(table, base, weights, centre - here, knobs)
+        constants, base = _line_search(points, constants, knobs, here, move, centre)
         table = jacobian(points, constants, knobs, base)
     return Fit(constants, table, base)
 
@@ -200,7 +198,7 @@ def solve(
     return np.clip(np.linalg.solve(left, right), -0.7, 0.7)
 
 
-_PRIOR = 0.1
+_PRIOR = 0.03
 """Weight of the priors against one group's summed error."""
 
 
@@ -250,22 +248,5 @@ def ladder_points(constants: Fitted, rungs: Sequence[int]) -> list[Point]:
     return found
 
 
-LADDER_WEIGHT = 4.0
+LADDER_WEIGHT = 6.0
 """Voice of Table 3 among the groups: its rows say what each cause costs, totals do not."""
-
-
-def left_out(
-    points: Sequence[Point], found: Fit, start: Fitted, knobs: Sequence[Knob], group: str
-) -> Fitted:
-    """Constants as they would be without one group: steps from the full fit along its Jacobian."""
-    keep = np.array([point.case.group != group for point in points])
-    weights = np.array([point.weight for point in points]) * keep
-    prior = np.array([forward(knob, get(start, knob)) for knob in knobs])
-    here = np.array([forward(knob, get(found.constants, knob)) for knob in knobs])
-    base, total = found.errors.copy(), np.zeros(len(knobs))
-    for _ in range(8):
-        move = solve(found.jacobian, base, weights, prior - here - total, knobs)
-        total = total + move
-        base = found.errors + found.jacobian @ total
-    values = [backward(knob, x) for knob, x in zip(knobs, here + total, strict=True)]
-    return put(found.constants, knobs, values)

@@ -16,12 +16,23 @@ from engine.spec.model import AttentionCount, ModelSpec
 _TILES = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.9), (64.0, 64.0, 0.6))
 
 _KERNELS: dict[str, tuple[tuple[float, float], ...]] = {
-    "flash1": ((0.25, 0.18), (0.48, 0.38), (0.24, 0.19), (0.12, 0.10)),
+    "flash1": ((0.25, 0.18), (0.40, 0.32), (0.24, 0.19), (0.12, 0.10)),
+    "triton": ((0.25, 0.18), (0.48, 0.38), (0.24, 0.19), (0.12, 0.10)),
     "flash2": ((0.30, 0.22), (0.65, 0.54), (0.42, 0.36), (0.22, 0.18)),
     "cudnn": ((0.30, 0.22), (0.65, 0.54), (0.58, 0.46), (0.55, 0.45)),
 }
 """Share of the 16-bit peak of (forward, backward) on Volta, Ampere, Hopper and Blackwell."""
 
+_HEADS: dict[str, tuple[int, ...]] = {
+    "flash1": (16, 32, 64, 128),
+    "triton": (16, 32, 64, 128),
+    "flash2": (32, 64, 96, 128, 160, 192, 224, 256),
+    "cudnn": (64, 128, 192, 256),
+}
+"""Head sizes that a kernel is built for; others are computed at the next larger one."""
+
+_EAGER_SCORES = 2.5
+"""Bytes per score of attention written out op by op (scale, mask, fp32 softmax, cast) / unfused."""
 
 _EAGER_RMSNORM_BYTES = 36.0
 """Per element, read + written: fp32 2+4, square 4+4, mean 4, scale 4+4, bf16 4+2, weight 2+2."""
@@ -70,7 +81,7 @@ def gemm_s(job: Job, m: Num, n: Num, k: Num, *, low: bool = True) -> Num:
     units = float(device.units or 1)
     share = physics.wave_share
     if job.model.block == "parallel":
-        share *= 1 - physics.branch_fill
+        share = share * (1 - physics.branch_fill)
     best: Num = np.inf
     for rows, columns, speed in _TILES:
         tiles = np.ceil(m / rows) * np.ceil(n / columns)
@@ -170,18 +181,23 @@ def attention_s(job: Job, grid: Grid, tokens: Num) -> tuple[Num, Num]:
         window = min(1.0, span / model.seq)
         seen = model.seq * window * (1 - window / 2)  # causal: half of the square, less of a band
         flops = 4.0 * tokens * seen * model.q_size / grid.tp
-        odd = 1.0 if model.head_dim % 64 == 0 else 0.8
-        odd *= getattr(job.physics, job.attention)
+        odd = getattr(job.physics, job.attention) * _head_share(job.attention, model.head_dim)
         flops = flops * (1 + (1 - job.profile.cp_balance) * (1 - 1 / grid.cp))
         return flops / (peak * forward * odd), 2.5 * flops / (peak * backward * odd)
     scores = tokens * model.seq * model.heads / grid.tp
     flops = 4.0 * scores * model.head_dim
     aligned = _aligned(job, float(model.head_dim))
     products = flops / (peak * job.physics.scores_rate * aligned)
-    share = 0.6 if job.attention == "fused-softmax" else 1.0
+    share = {"fused-softmax": 0.6, "eager": _EAGER_SCORES}.get(job.attention, 1.0)
     moved = scores * job.physics.scores_bytes * share
     moving = moved / (device.memory_bytes_per_s * job.physics.hbm)
     return products + moving, 2.0 * products + 1.3 * moving
+
+
+def _head_share(kernel: str, head_dim: int) -> float:
+    """Useful share of the head size that the kernel computes, and of tiles that are not full."""
+    built = next((size for size in _HEADS[kernel] if size >= head_dim), head_dim)
+    return head_dim / built * (1.0 if built % 64 == 0 else 0.9)
 
 
 def _generation(peak: float) -> int:
@@ -204,10 +220,22 @@ def _elementwise_s(job: Job, grid: Grid, tokens: Num) -> Num:
         ffn = job.experts.top_k * job.experts.ffn + job.experts.shared_ffn
     bytes_ = tokens * model.hidden * (norms + residuals) / split
     bytes_ = bytes_ + tokens * (wide * ffn + rotary * (model.q_size + model.kv_size)) / grid.tp
-    if job.precision.startswith(("fp8", "fp4")):  # casts of GEMM inputs
-        bytes_ = bytes_ + tokens * 3.0 * (2 * model.hidden + (model.q_size + ffn) / grid.tp)
+    if job.precision.startswith(("fp8", "fp4")):
+        cast = _cast_bytes(job)
+        bytes_ = bytes_ + tokens * cast * (2 * model.hidden + (model.q_size + ffn) / grid.tp)
     passes = 1.0 if job.profile.fused else physics.passes
     return bytes_ * passes / (job.cluster.device.memory_bytes_per_s * physics.hbm)
+
+
+def _cast_bytes(job: Job) -> float:
+    """Bytes per element of a GEMM input to make 8 bits of it.
+
+    Delayed scaling: read 2, write 1. A scale from the tensor itself reads it twice; one for each
+    row and each column does that along both axes, of which the forward pays about two thirds.
+    """
+    if job.precision.endswith("rowwise"):
+        return 7.0
+    return 5.0 if job.profile.dynamic_scales else 3.0
 
 
 def _kernels(job: Job) -> float:

@@ -9,18 +9,25 @@ from pathlib import Path
 from engine.errors import MissingError
 from engine.events.schema import Event
 
-_COLOURS = {
-    "forward": "#4878a8", "backward": "#6aa56a", "send_f": "#c9a227", "recv_f": "#c9a227",
+COLOURS = {
+    "forward": "#4878a8", "backward": "#6aa56a", "backward_input": "#6aa56a",
+    "backward_weight": "#a5c86a", "send_f": "#c9a227", "recv_f": "#c9a227",
     "send_b": "#b5651d", "recv_b": "#b5651d", "unshard": "#8c6bb1", "reduce_grad": "#d1605e",
     "optimizer": "#555555",
 }  # fmt: skip
+"""Names of spans that are drawn, and how."""
 _ROW, _WIDTH, _LEFT = 18, 1600.0, 110
+
+
+def lanes_of(spans: list[Event]) -> list[tuple[int, str]]:
+    """Rows of the picture: rank and stream."""
+    return sorted({(e.rank, e.stream) for e in spans})
 
 
 def svg(events: list[Event], *, title: str) -> str:
     """All spans of a step as an SVG document."""
-    spans = [e for e in events if e.kind == "span" and e.name in _COLOURS and e.dur_ns > 0]
-    lanes = sorted({(e.rank, e.stream) for e in spans})
+    spans = [e for e in events if e.kind == "span" and e.name in COLOURS and e.dur_ns > 0]
+    lanes = lanes_of(spans)
     row = {lane: index for index, lane in enumerate(lanes)}
     end = max((e.t_ns + e.dur_ns for e in spans), default=1)
     scale = _WIDTH / end
@@ -38,10 +45,10 @@ def svg(events: list[Event], *, title: str) -> str:
         label = f"{event.name} {event.attrs}"
         parts.append(
             f'<rect x="{x:.2f}" y="{y}" width="{max(event.dur_ns * scale, 0.2):.2f}" '
-            f'height="{_ROW - 3}" fill="{_COLOURS[event.name]}" stroke="white" '
+            f'height="{_ROW - 3}" fill="{COLOURS[event.name]}" stroke="white" '
             f'stroke-width="0.2"><title>{escape(label)}</title></rect>'
         )
-    legend = "  ".join(f"{name}" for name in _COLOURS)
+    legend = "  ".join(f"{name}" for name in COLOURS)
     parts.append(f'<text x="8" y="{height - 6}">{escape(legend)}</text></svg>')
     return "\n".join(parts) + "\n"
 

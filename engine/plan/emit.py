@@ -10,10 +10,17 @@ import msgspec
 from engine.errors import LayoutError
 from engine.plan.setup import Job, PlanLayout
 from engine.spec.load import dump_recipe
-from engine.spec.recipe import BatchSpec, DataSpec, OverlapSpec, Recipe, TrainSpec
+from engine.spec.recipe import BatchSpec, DataSpec, OverlapSpec, Recipe, ScheduleSpec, TrainSpec
 from engine.spec.toml import dump_toml
 
 FORMATS = ("recipe", "megatron", "torchtitan", "sbatch")
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "megatron": ("schedule.kind=auto",),
+    "recipe": ("layout.ep=1",),
+    "sbatch": ("layout.ep=1",),
+}
+"""What the search holds fast so that a system can run the layout it finds."""
 
 
 def emit(kind: str, job: Job, layout: PlanLayout, *, tokens: float = 300e9) -> str:
@@ -40,6 +47,7 @@ def recipe(job: Job, layout: PlanLayout, steps: int) -> str:
         model=job.model,
         batch=BatchSpec(global_batch=job.global_batch, micro_batch=layout.micro_batch),
         layout=ours,
+        schedule=ScheduleSpec(kind=layout.schedule),
         overlap=OverlapSpec(
             tp=job.profile.overlap_tp and layout.tp > 1,
             pp=job.profile.overlap_pp,
@@ -56,6 +64,11 @@ def recipe(job: Job, layout: PlanLayout, steps: int) -> str:
 def megatron(job: Job, layout: PlanLayout, steps: int) -> str:
     """Arguments of Megatron-LM, one a line; the reader adds data and tokeniser."""
     model = job.model
+    if layout.schedule != "auto":
+        raise LayoutError(
+            f"Megatron-LM has no {layout.schedule} schedule",
+            remedy="hold it with --set schedule.kind=auto",
+        )
     words: list[tuple[str, object]] = [
         ("num-layers", model.layers), ("hidden-size", model.hidden),
         ("num-attention-heads", model.heads), ("ffn-hidden-size", model.ffn),
@@ -117,7 +130,7 @@ def torchtitan(job: Job, layout: PlanLayout, steps: int) -> str:
             "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": layout.dp,
             "tensor_parallel_degree": layout.tp, "context_parallel_degree": layout.cp,
             "expert_parallel_degree": layout.ep, "pipeline_parallel_degree": layout.pp,
-            "pipeline_parallel_schedule": "Interleaved1F1B" if layout.vpp > 1 else "1F1B",
+            "pipeline_parallel_schedule": _torch_schedule(layout),
             "pipeline_parallel_microbatch_size": layout.micro_batch,
             "pipeline_parallel_layers_per_stage":
                 max(1, model.layers // (layout.pp * layout.vpp)),
@@ -127,6 +140,13 @@ def torchtitan(job: Job, layout: PlanLayout, steps: int) -> str:
         "compile": {"enable": True},
     }  # fmt: skip
     return dump_toml(sections)
+
+
+def _torch_schedule(layout: PlanLayout) -> str:
+    """The name of torch.distributed.pipelining."""
+    if layout.schedule == "auto":
+        return "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
+    return {"gpipe": "GPipe", "zero-bubble": "InterleavedZeroBubble"}[layout.schedule]
 
 
 def sbatch(job: Job, layout: PlanLayout, steps: int) -> str:

@@ -67,7 +67,11 @@ def full_space(job: Job) -> Space:
     """No axis held: all ZeRO stages, both kinds of sequence handling, every micro-batch."""
     micro = tuple(d for d in divisors(job.global_batch) if d <= 64)
     return Space(
-        micro_batch=micro, zero=(0, 1, 2, 3), sequence_parallel=(True, False), recompute=RECOMPUTE
+        micro_batch=micro,
+        zero=(0, 1, 2, 3),
+        sequence_parallel=(True, False),
+        recompute=RECOMPUTE,
+        schedule=job.profile.schedules,
     )
 
 

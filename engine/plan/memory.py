@@ -10,14 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.plan.price import stage_params
-from engine.plan.setup import Grid, Job, Num
+from engine.plan.setup import GPIPE, SCORES_IN_MEMORY, ZERO_BUBBLE, Grid, Job, Num
 
 _LIVE = 2.0
 """A layer in its backward holds its activations and as much in their gradients."""
 
-_SELECTIVE = 0.45
-"""Share of a flash-attention layer's activations that selective recomputation keeps."""
+_PER_OP_KEPT = 0.45
+"""Share of a flash-attention layer's activations that per-operation recomputation keeps.
 
+Recomputing only the attention core saves nothing where a flash kernel keeps no scores.
+"""
+
+
+_WAITING = 0.5
+"""A weight gradient put off keeps the gradients of its products' outputs: share of activations."""
 
 MARGIN = 1.08
 """P90 of measured over predicted peak memory; a layout fits if its P90 does."""
@@ -47,13 +53,16 @@ def fits(job: Job, memory: Memory) -> Num:
 
 
 def in_flight(grid: Grid, microbatches: Num, stage: Num) -> Num:
-    """Most (chunk, micro-batch) activations a stage holds: 1F1B and interleaved 1F1B."""
+    """Most (chunk, micro-batch) activations a stage holds, by schedule."""
     p, v, m = grid.pp, grid.vpp, microbatches
     plain = np.minimum(m, p - stage)
     rounds = np.maximum(1.0, np.floor(m / p))
     per_round = np.ceil(m / rounds)
     warm = (v - 1) * per_round + 2 * (p - 1 - stage) + 1
-    return np.where(v > 1, np.minimum(m * v, warm), plain)
+    usual = np.where(v > 1, np.minimum(m * v, warm), plain)
+    split = np.minimum(m * v, (v - 1) * per_round + p)
+    usual = np.where(grid.schedule == ZERO_BUBBLE, split, usual)
+    return np.where(grid.schedule == GPIPE, m * v, usual)
 
 
 def layer_bytes(job: Job, grid: Grid) -> Num:
@@ -77,12 +86,12 @@ def layer_bytes(job: Job, grid: Grid) -> Num:
     wide = (gated if model.activation == "swiglu" else 4.0) * ffn / t
     inner = tokens * (outside + heads + wide)
     scores = 0.0 * tokens
-    if job.attention in ("unfused", "fused-softmax"):
-        per_score = 5.0 if job.attention == "unfused" else 4.0
+    if job.attention in SCORES_IN_MEMORY:
+        per_score = 4.0 if job.attention == "fused-softmax" else 5.0
         scores = per_score * tokens * model.seq * model.heads / t
     kept = np.where(grid.recompute == 0, inner + scores, inner)
-    if job.attention not in ("unfused", "fused-softmax"):
-        kept = np.where(grid.recompute == 1, inner * _SELECTIVE, kept)
+    if job.attention not in SCORES_IN_MEMORY and job.profile.per_op_recompute:
+        kept = np.where(grid.recompute == 1, inner * _PER_OP_KEPT, kept)
     boundary = 2.0 * tokens * model.hidden / np.where(grid.sequence_parallel > 0, t, 1.0)
     return np.where(grid.recompute == 2, boundary, kept)
 
@@ -108,7 +117,10 @@ def memory_of(job: Job, grid: Grid, stage: Num) -> Memory:
     optimizer = 12.0 * params / np.where(grid.zero >= 1, shard, 1.0)
     each = np.ceil(job.model.layers / (grid.pp * grid.vpp))
     held = in_flight(grid, job.microbatches(grid), stage)
-    activations = held * each * layer_bytes(job, grid) + _live_layer_bytes(job, grid)
+    kept = layer_bytes(job, grid)
+    activations = held * each * kept + _live_layer_bytes(job, grid)
+    waiting = np.where(grid.schedule == ZERO_BUBBLE, np.minimum(stage, held), 0.0)
+    activations = activations + waiting * each * _WAITING * kept
     tokens = job.model.seq * grid.micro_batch / grid.cp
     if job.profile.keeps_outputs:
         activations = activations + np.where(grid.pp > 1, held, 1.0) * 2.0 * tokens * (

@@ -35,6 +35,8 @@ def ring_s(job: Job, *, bytes_: Num, ranks: Num, stride: Num, calls: Num = 1.0) 
     hops = (per_node - 1) * cluster.intra.latency_s + np.log2(np.maximum(nodes, 1)) * (
         cluster.inter.latency_s * 2
     )
+    if cluster.cores:  # processes exchange directly: everything is posted at once
+        hops = np.where(inside, cluster.intra.latency_s, cluster.inter.latency_s)
     share = (ranks - 1) / ranks
     seconds = calls * hops + bytes_ * share / np.maximum(bandwidth, 1.0)
     return np.where((ranks > 1) & (bytes_ > 0), seconds, 0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.errors import LayoutError
 from engine.events.chrome import chrome_trace
 from engine.plan.draw import svg, write
+from engine.plan.raster import png
 from engine.plan.report import Candidate
 from engine.plan.search import describe
 from engine.plan.setup import Job, PlanLayout
@@ -34,12 +35,14 @@ def write_trace(path: Path, job: Job, layout: PlanLayout) -> Written:
 
 
 def write_plot(path: Path, job: Job, layout: PlanLayout) -> Written:
-    """The predicted step as an SVG picture."""
-    if path.suffix != ".svg":
+    """The predicted step as a picture, SVG or PNG by the file's name."""
+    if path.suffix not in (".svg", ".png"):
         raise LayoutError(
-            f"--plot {path}: pictures are written as SVG", remedy="give a name that ends in .svg"
+            f"--plot {path}: pictures are written as SVG or PNG",
+            remedy="give a name that ends in .svg or .png",
         )
-    write(path, svg(predicted_events(job, layout), title=describe(layout)))
+    events, title = predicted_events(job, layout), describe(layout)
+    write(path, png(events, title=title) if path.suffix == ".png" else svg(events, title=title))
     return Written(path=str(path), what="the predicted step as a picture")
 
 
@@ -47,4 +50,4 @@ def schedule_text(best: Candidate) -> str:
     """The order of work of the chosen layout, one row a stage, forward 1 and backward 2 units."""
     layout = best.layout
     microbatches = min(best.microbatches, 2 * layout.pp)
-    return grid(build("auto", layout.pp, layout.vpp, microbatches), width=_GRID_WIDTH)
+    return grid(build(layout.schedule, layout.pp, layout.vpp, microbatches), width=_GRID_WIDTH)

@@ -193,7 +193,7 @@ def ablation(constants: Fitted) -> list[tuple[Job, int]]:
     tp = change(old, overlap_tp=True, tp_hidden=new.tp_hidden)
     pp = change(tp, overlap_pp=True, message_s=new.message_s)
     dp = change(pp, overlap_dp=True, dp_hidden=new.dp_hidden, grad_bytes=new.grad_bytes)
-    ops = change(dp, fused=True)
+    ops = change(dp, fused=True, host_serial=new.host_serial)
     trials = (
         Trial(old, serial, "flash1", 256, 1),
         Trial(old, parallel, "flash1", 256, 1),

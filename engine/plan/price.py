@@ -11,10 +11,10 @@ import numpy as np
 
 from engine.plan.cost import LayerCost, head_s, layer_cost
 from engine.plan.network import message_s, ring_s
-from engine.plan.setup import Grid, Job, Num
+from engine.plan.setup import SCORES_IN_MEMORY, ZERO_BUBBLE, Grid, Job, Num
 
-_SELECTIVE_GEMMS = 0.35
-"""Share of a layer's GEMMs that selective recomputation repeats beside flash attention."""
+_PER_OP_GEMMS, _PER_OP_GATHERS = 0.35, 0.5
+"""Shares of a layer's forward GEMMs and TP traffic that per-operation recomputation repeats."""
 
 
 class Traffic(NamedTuple):
@@ -32,6 +32,7 @@ class Price(NamedTuple):
     microbatches: Num
     chunk_f: Num
     chunk_b: Num
+    chunk_w: Num
     embed_f: Num
     embed_b: Num
     head_f: Num
@@ -60,9 +61,13 @@ class Price(NamedTuple):
         work = m * v * chunk
         if not job.profile.overlap_pp:
             work = work + np.where(p > 1, m * (2 * v - 1) * self.send_s, 0.0)
-        last = work + m * head + (p - 1) * chunk + np.where(p > 1, embed, m * embed)
-        last = last + np.maximum(0.0, 2 * (p - 1) - 1) * self.send_s
-        inner = work + np.maximum(0.0, p - 2) * chunk + np.where(p > 1, embed, 0.0)
+        split = grid.schedule == ZERO_BUBBLE  # weight gradients may follow the way back
+        idle = np.where(split, self.chunk_f, chunk)
+        before = np.where(split, self.embed_f, embed)
+        last = work + m * head + (p - 1) * idle + np.where(p > 1, before, m * embed)
+        hops = np.where(split, p - 1, np.maximum(0.0, 2 * (p - 1) - 1))
+        last = last + np.where(p > 1, hops, 0.0) * self.send_s
+        inner = work + np.maximum(0.0, p - 2) * idle + np.where(p > 1, before, 0.0)
         first = m * v * chunk + m * embed
         longest = np.maximum(np.maximum(first, inner), last)
         return longest + self.gather_s + self.reduce_s + self.tail_s + self.tail_dp_s
@@ -93,6 +98,7 @@ def price(job: Job, grid: Grid) -> Price:
         microbatches=job.microbatches(grid),
         chunk_f=chunk_f,
         chunk_b=chunk_b,
+        chunk_w=np.minimum(each * scale * layer.gemm_wgrad, chunk_b),
         embed_f=embed * scale - missing_first * chunk_f / each,
         embed_b=embed * scale - missing_first * chunk_b / each,
         head_f=head_f * scale - missing_last * chunk_f / each,
@@ -142,12 +148,15 @@ def _tensor_parallel_s(job: Job, grid: Grid, layer: LayerCost) -> tuple[Num, Num
     profile, model = job.profile, job.model
     tokens = model.seq * grid.micro_batch / grid.cp
     regions = 1.0 if model.block == "parallel" else 2.0
-    unit = ring_s(job, bytes_=2.0 * tokens * model.hidden, ranks=grid.tp, stride=1.0)
+    unit = ring_s(job, bytes_=job.element_bytes * tokens * model.hidden, ranks=grid.tp, stride=1.0)
     one_way = 2.0 * regions * unit
     ahead = profile.tp_hidden if profile.overlap_tp else 0.0
-    behind = max(profile.async_backward, ahead)
+    behind = np.maximum(profile.async_backward, ahead)
     hidden_f = np.minimum(ahead * one_way, layer.gemm_f)
     hidden_b = np.minimum(behind * one_way, layer.gemm_dgrad + layer.gemm_wgrad)
+    # where weight gradients run later, only overlap with the input gradient is left
+    alone = np.minimum(ahead * one_way, layer.gemm_dgrad)
+    hidden_b = np.where(grid.schedule == ZERO_BUBBLE, alone, hidden_b)
     return one_way - hidden_f, one_way - hidden_b, hidden_f + hidden_b
 
 
@@ -155,7 +164,7 @@ def _context_s(job: Job, grid: Grid, layer: LayerCost) -> Num:
     """Exposed exchange of keys and values around the context-parallel ring."""
     model = job.model
     tokens = model.seq * grid.micro_batch / grid.cp
-    keys = 4.0 * tokens * model.kv_size / grid.tp * grid.cp
+    keys = 2.0 * job.element_bytes * tokens * model.kv_size / grid.tp * grid.cp
     moving = ring_s(job, bytes_=keys, ranks=grid.cp, stride=grid.tp)
     return np.maximum(0.1 * moving, moving - layer.attention_f)
 
@@ -165,16 +174,19 @@ def _expert_s(job: Job, grid: Grid) -> Num:
     if job.experts is None:
         return 0.0
     tokens = job.model.seq * grid.micro_batch / grid.cp / grid.tp
-    bytes_ = 2.0 * tokens * job.model.hidden * job.experts.top_k
+    bytes_ = job.element_bytes * tokens * job.model.hidden * job.experts.top_k
     return 2.0 * ring_s(job, bytes_=bytes_, ranks=grid.ep, stride=grid.tp)
 
 
 def _recompute_s(job: Job, grid: Grid, layer: LayerCost, tp_f: Num) -> Num:
-    """Forward work repeated in the backward of a layer."""
-    if job.attention in ("unfused", "fused-softmax"):
-        selective: Num = layer.attention_f
-    else:
-        selective = layer.elementwise_f + _SELECTIVE_GEMMS * layer.gemm_f
+    """Forward work repeated in the backward of a layer.
+
+    Selective: the attention core (Megatron's meaning), or by operation (torchtitan's): all that is
+    element-wise, every other GEMM and the gathers in front of them.
+    """
+    selective: Num = layer.attention_f
+    if job.attention not in SCORES_IN_MEMORY and job.profile.per_op_recompute:
+        selective = layer.elementwise_f + _PER_OP_GEMMS * layer.gemm_f + _PER_OP_GATHERS * tp_f
     full = layer.forward_s + tp_f
     return np.where(grid.recompute == 2, full, np.where(grid.recompute == 1, selective, 0.0))
 
@@ -205,7 +217,7 @@ def _data_parallel_s(job: Job, grid: Grid) -> Traffic:
     stride = grid.tp
     grads = job.profile.grad_bytes * params
     reduce = ring_s(job, bytes_=grads, ranks=replicas, stride=stride)
-    gather = ring_s(job, bytes_=2.0 * params, ranks=shard, stride=stride)
+    gather = ring_s(job, bytes_=job.element_bytes * params, ranks=shard, stride=stride)
     sharded = grid.zero >= 1
     whole = np.where(sharded & (shard >= replicas), reduce, 2.0 * reduce)
     local = ring_s(job, bytes_=2.0 * params, ranks=shard, stride=stride, calls=job.model.layers)
@@ -259,7 +271,7 @@ def _exposed_dp_s(
 def _send_s(job: Job, grid: Grid) -> Num:
     """One pipeline message and the host time around it."""
     tokens = job.model.seq * grid.micro_batch / grid.cp
-    bytes_ = 2.0 * tokens * job.model.hidden / grid.tp
+    bytes_ = job.element_bytes * tokens * job.model.hidden / grid.tp
     wire = message_s(job, grid, bytes_=bytes_)
     return np.where(grid.pp > 1, wire + job.profile.message_s, 0.0)
 

@@ -8,7 +8,7 @@ see docs/explanation/cost-model.md.
 
 from functools import cache
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,7 +34,8 @@ class Physics(Noun, frozen=True, kw_only=True):
         14.0
     )
     scores_rate: Annotated[Ratio, doc("share of peak of batched score GEMMs, unfused")] = 0.5
-    flash1: Annotated[Positive, doc("speed of FlashAttention-1 and kin / its table")] = 1.0
+    flash1: Annotated[Positive, doc("speed of FlashAttention-1 / its table")] = 1.0
+    triton: Annotated[Positive, doc("speed of its port to Triton / its table")] = 1.0
     flash2: Annotated[Positive, doc("speed of FlashAttention-2 / its table")] = 1.0
     cudnn: Annotated[Positive, doc("speed of fused attention of cuDNN / its table")] = 1.0
     launch_s: Annotated[NonNegative, doc("host time to issue one kernel")] = 6e-6
@@ -82,6 +83,13 @@ class SystemProfile(Noun, frozen=True, kw_only=True):
     fragments: Annotated[Positive, doc("reserved over allocated memory of the allocator")] = 1.05
     keeps_outputs: Annotated[bool, doc("a stage's output stays until its backward")] = False
     fused: Annotated[bool, doc("norm, activation, dropout in single kernels")] = False
+    dynamic_scales: Annotated[bool, doc("8-bit scales from the tensor at hand, not the last")] = (
+        False
+    )
+    per_op_recompute: Annotated[bool, doc("selective recomputation repeats GEMMs, gathers")] = False
+    schedules: Annotated[
+        tuple[Literal["auto", "gpipe", "zero-bubble"], ...], doc("pipeline orders it can run")
+    ] = ("auto",)
     graphs: Annotated[Ratio, doc("share of launches that CUDA graphs or compilation save")] = 0.0
 
 

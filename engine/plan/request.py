@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.errors import LayoutError, RecipeError
+from engine.plan.emit import NEEDS
 from engine.plan.exhaust import Exhausted, exhaust
 from engine.plan.explain import budget, sensitivities, waterfall
 from engine.plan.goodput import Failures, Goodput, goodput
 from engine.plan.models import Source, load_model
 from engine.plan.profiles import fitted, profile
 from engine.plan.report import PlanReport
+from engine.plan.runs import with_host
 from engine.plan.search import Space, divisors, search
-from engine.plan.setup import RECOMPUTE, Job, PlanLayout
+from engine.plan.setup import RECOMPUTE, SCHEDULES, Job, PlanLayout
 from engine.plan.simulate import simulate_step
 from engine.spec.cluster import ClusterSpec
 from engine.spec.load import load_cluster
@@ -112,6 +114,7 @@ def prepare(request: Request) -> Prepared:
         precision=precision, attention=attention, profile=system,  # type: ignore[arg-type]
         physics=fitted().physics, speed=fitted().speed_of(cluster.device.name, precision),
     )  # fmt: skip
+    job = with_host(job)
     return Prepared(job, gpus, _space(sets, job), tuple(notes))
 
 
@@ -181,6 +184,7 @@ def _parse_sets(sets: Sequence[str]) -> dict[str, str]:
     """`layout.tp=8` as a pair; only keys that a plan can hold fast."""
     known = {f"layout.{axis}" for axis in _AXES} | set(_OTHER_SETS)
     known |= {f"model.{name}" for name in ModelSpec.__struct_fields__}
+    known |= {f"goodput.{name}" for name in Failures.__struct_fields__}
     found = {}
     for item in sets:
         key, equals, value = item.partition("=")
@@ -188,21 +192,27 @@ def _parse_sets(sets: Sequence[str]) -> dict[str, str]:
             raise RecipeError(
                 f"--set {item}: not one of the keys that a plan can hold fast",
                 remedy="use KEY=VALUE with one of layout.tp, layout.pp, layout.vpp, layout.dp, "
-                f"layout.cp, layout.ep, {', '.join(_OTHER_SETS)}, model.*",
+                f"layout.cp, layout.ep, {', '.join(_OTHER_SETS)}, model.*, goodput.*",
             )
         found[key] = value
     return found
 
 
-_OTHER_SETS = ("layout.zero", "layout.sequence_parallel", "layout.recompute", "batch.micro_batch")
+_OTHER_SETS = (
+    "schedule.kind",
+    "layout.zero",
+    "layout.sequence_parallel",
+    "layout.recompute",
+    "batch.micro_batch",
+)
 
 
 def _space(sets: dict[str, str], job: Job) -> Space:
     """Free axes, except those set; a comma separates alternatives."""
-    space = Space()
+    space = Space(schedule=job.profile.schedules, recompute=job.recomputes)
     for key, text in sets.items():
-        name = key.split(".", 1)[1]
-        if key.startswith("model."):
+        name = "schedule" if key == "schedule.kind" else key.split(".", 1)[1]
+        if key.startswith(("model.", "goodput.")):
             continue
         fixed: dict[str, Any] = {name: tuple(_value(key, word) for word in text.split(","))}
         space = space._replace(**fixed)
@@ -216,6 +226,9 @@ def _value(key: str, word: str) -> int | bool | str:
     if key == "layout.recompute":
         if word in RECOMPUTE:
             return word
+    elif key == "schedule.kind":
+        if word in SCHEDULES:
+            return word
     elif key == "layout.sequence_parallel":
         if word in ("true", "false"):
             return word == "true"
@@ -227,9 +240,11 @@ def _value(key: str, word: str) -> int | bool | str:
     )
 
 
-def best_layout(request: Request) -> tuple[Job, PlanLayout]:
-    """The job and its fastest layout; LayoutError if none fits."""
-    ready = prepare(request)
+def best_layout(request: Request, emit: str = "") -> tuple[Job, PlanLayout]:
+    """The job and its fastest layout that a system can run; LayoutError if none fits."""
+    held = {item.partition("=")[0] for item in request.sets}
+    more = [item for item in NEEDS.get(emit, ()) if item.partition("=")[0] not in held]
+    ready = prepare(dataclasses.replace(request, sets=[*request.sets, *more]))
     found = search(ready.job, ready.gpus, ready.space, top=1)
     if not found.candidates:
         rules = "; ".join(f"{r.count} broke: {r.rule}" for r in found.refusals)
@@ -248,4 +263,10 @@ def make_exhaustive(request: Request) -> Exhausted:
 
 def make_goodput(request: Request) -> Goodput:
     """Effective training time of the cluster that was asked for."""
-    return goodput(prepare(request).job.cluster.nodes, Failures())
+    sets = _parse_sets(request.sets)
+    changes = {k.split(".", 1)[1]: v for k, v in sets.items() if k.startswith("goodput.")}
+    try:
+        failures = msgspec.convert(changes, Failures, strict=False)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"--set goodput: {error}", remedy="give a number") from None
+    return goodput(prepare(request).job.cluster.nodes, failures)

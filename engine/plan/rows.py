@@ -13,14 +13,14 @@ import msgspec
 
 from engine.errors import RecipeError
 from engine.plan.hardware import cluster_for
-from engine.plan.profiles import Fitted, SystemProfile
-from engine.plan.setup import Attention, Job, PlanLayout, Recompute
+from engine.plan.profiles import Fitted
+from engine.plan.setup import Job, PlanLayout
+from engine.plan.words import Row, attention_of, recompute_of, system_of, tuned, zero_of
 from engine.spec.model import ModelSpec
 
 _LARGEST_TABLE = 64 * 2**20
 _MOST_ROWS = 200_000
 _LARGEST = 1e15
-Row = dict[str, str]
 
 NAMED_SHAPES: dict[str, tuple[int, int, int, int]] = {
     "GPT3-5B": (24, 4096, 32, 51200),
@@ -64,26 +64,41 @@ def read_rows(path: Path) -> list[Row]:
                 rows.append({k: (v or "") for k, v in row.items() if isinstance(k, str)})
                 if len(rows) > _MOST_ROWS:
                     raise RecipeError(f"{path}: over {_MOST_ROWS} rows", remedy="split the table")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecipeError(f"{path}: {error}", remedy="give a CSV table in UTF-8") from None
-    missing = {"id", "gpus", "gpu_model", "seq"} - set(rows[0] if rows else ())
-    if missing:
+    except OSError as error:
         raise RecipeError(
-            f"{path}: has no column {', '.join(sorted(missing))}",
+            f"{path}: cannot be read: {error.strerror}", remedy="give a CSV table in UTF-8"
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RecipeError(f"{path}: {error}", remedy="give a CSV table in UTF-8") from None
+    missing = {"gpus", "gpu_model", "seq"} - set(rows[0] if rows else ())
+    if len(missing) == 3:
+        raise RecipeError(
+            f"{path}: no table of runs, it has no column {', '.join(sorted(missing))}",
             remedy="see docs/how-to/validate-plan.md for the columns of a table of runs",
         )
+    for place, row in enumerate(rows, 1):
+        row["id"] = row.get("id") or f"row {place}"
     return rows
 
 
 def case_of(row: Row, constants: Fitted) -> Case | str:
     """A row as a case, or the reason why it cannot be predicted."""
+    try:
+        return _case(row, constants)
+    except RecipeError as error:
+        return f"{error.what}; {error.remedy}"
+
+
+def _case(row: Row, constants: Fitted) -> Case | str:
+    """As `case_of`; RecipeError for a cell that cannot be read."""
     if (row.get("arch") or "dense") != "dense":
         return f"arch {row['arch']} is not scored"
     number = _Numbers(row)
-    gpus = number.whole("gpus")
-    hardware = cluster_for(row["gpu_model"], row.get("interconnect", ""), gpus)
+    gpus = number.some("gpus")
+    number.some("seq")
+    hardware = cluster_for(row.get("gpu_model", ""), row.get("interconnect", ""), gpus)
     if hardware is None:
-        return f"hardware {row['gpu_model']} is not modelled"
+        return f"hardware {row.get('gpu_model') or '(gpu_model is empty)'} is not modelled"
     cluster, notes_of_cluster = hardware
     notes = list(notes_of_cluster)
     model = _model(row, number, notes)
@@ -92,16 +107,17 @@ def case_of(row: Row, constants: Fitted) -> Case | str:
     system = system_of(row)
     if system not in constants.profiles:
         raise RecipeError(
-            f"row {row['id']}: there is no system profile {system!r}",
+            f"there is no system profile {system!r}",
             remedy=f"use one of {', '.join(sorted(constants.profiles))}, or leave system empty",
         )
-    precision = row.get("precision") or "fp16"
-    if precision == "fp8" and re.search(r"fp8[- ]row", row.get("notes", "")):
-        precision = "fp8-rowwise"
-    attention = _attention(row, system, notes)
+    precision = _precision(row, notes)
+    attention = attention_of(row, system, notes)
+    newest = cluster.device.peak_flops_per_s.get("bf16", 0.0) > _BLACKWELL
+    if attention == "flash2" and system == "nemo" and newest:  # FlashAttention-2 has no kernels
+        attention = "cudnn"
     layers_only = not row.get("global_batch_sequences") and model.layers == 1
-    batch = number.whole("global_batch_sequences") or number.whole("micro_batch")
-    if not batch or not row.get("global_batch_sequences"):
+    batch = number.whole("global_batch_sequences")
+    if not batch:
         batch = _assumed_batch(number, gpus, notes)
     job = Job(
         model=model, cluster=cluster, global_batch=batch, precision=precision,
@@ -119,6 +135,30 @@ def case_of(row: Row, constants: Fitted) -> Case | str:
         fits=number.whole("fits") if row.get("fits") else -1, layers_only=layers_only,
         assumptions=tuple(notes),
     )  # fmt: skip
+
+
+_SPLITS_SEQUENCES = ("megascale", "megatron-2023", "nemo", "megatron-core", "fsdp")
+"""Systems whose tensor parallelism splits norms along the sequence unless a row says otherwise."""
+
+_BLACKWELL = 1500e12
+"""FLOP/s in bf16 that no device before Blackwell has."""
+
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp8-rowwise", "fp4")
+
+
+def _precision(row: Row, notes: list[str]) -> str:
+    """Of the GEMMs; 16 bits where a row does not say."""
+    precision = (row.get("precision") or "").strip().lower()
+    if not precision:
+        notes.append("precision of 16 bits")
+        return "fp16"
+    if precision not in PRECISIONS:
+        raise RecipeError(
+            f"precision = {precision!r} is not known", remedy=f"use one of {', '.join(PRECISIONS)}"
+        )
+    if precision == "fp8" and re.search(r"fp8[- ]row", row.get("notes", "")):
+        return "fp8-rowwise"
+    return precision
 
 
 def _assumed_batch(number: "_Numbers", gpus: int, notes: list[str]) -> int:
@@ -146,53 +186,25 @@ class _Numbers:
             value = -1.0
         if not 0 <= value < _LARGEST:
             raise RecipeError(
-                f"row {self._row.get('id', '?')}: {name} = {text!r} is not a positive number",
+                f"{name} = {text[:40]!r} is not a positive number",
                 remedy=f"correct {name} in the table, or leave it empty",
             )
         return value
 
     def whole(self, name: str) -> int:
-        return int(self.real(name))
+        value = self.real(name)
+        if value != int(value):
+            raise RecipeError(
+                f"{name} = {value:g} is not a whole number", remedy=f"correct {name} in the table"
+            )
+        return int(value)
 
-
-def system_of(row: Row) -> str:
-    """The training system behind a row, by column `system` or by what the row says of itself."""
-    if row.get("system"):
-        return row["system"]
-    zero, overlap = row.get("zero_stage_or_dist_opt", ""), row.get("overlap", "")
-    attention, source = row.get("attention", ""), row.get("source", "")
-    if "sliding-window" in attention or "(MegaScale)" in source:
-        return "megascale"
-    if "MegaScale" in row.get("model_name", ""):
-        return "megatron-2023"
-    if "simumax" in source.lower():
-        return "megatron-core"
-    if "TE" in attention or "Bridge" in source or "NeMo" in source:
-        return "nemo"
-    if zero == "ZeRO-3" and row.get("year", "") < "2022":
-        return "deepspeed-2021"
-    if "InternEvo" in source or "InternLM" in row.get("model_name", ""):
-        return "internevo"
-    if (re.search(r"FSDP|ZeRO-3|shard", zero) and "Megatron" not in zero) or not row.get("tp"):
-        return "fsdp"
-    if "launch blocking" in overlap or re.search(r"BLOOM|MT-NLG", row.get("model_name", "")):
-        return "megatron-deepspeed"
-    if "flash" in attention:
-        return "megatron-flash"
-    return "megatron-2021"
-
-
-def tuned(row: Row, profile: SystemProfile) -> SystemProfile:
-    """The profile with what the row says of overlap and of compiled kernels."""
-    text = row.get("overlap", "")
-    changes: dict[str, bool | float] = {}
-    if profile.name == "megatron-deepspeed" and row.get("precision") == "bf16":
-        changes["held_grad_bytes"] = 6.0  # bf16 gradients and their fp32 sum
-    if re.search(r"async TP|TP comm overlap|tp-comm-overlap", text):
-        changes["overlap_tp"] = True
-    if re.search(r"\bcompile|RMS kernel", row.get("notes", "") + row.get("attention", "")):
-        changes["fused"] = True
-    return msgspec.structs.replace(profile, **changes)
+    def some(self, name: str) -> int:
+        """A whole number that a row cannot do without."""
+        value = self.whole(name)
+        if value < 1:
+            raise RecipeError(f"{name} is missing", remedy=f"fill in column {name}")
+        return value
 
 
 def _model(row: Row, number: _Numbers, notes: list[str]) -> ModelSpec | str:
@@ -211,7 +223,7 @@ def _model(row: Row, number: _Numbers, notes: list[str]) -> ModelSpec | str:
         vocab = 51200
         notes.append("vocabulary of 51,200")
     gated = row.get("gated_mlp") == "1" or name.startswith("InternLM")
-    ours = "MegaScale" in row.get("source", "") and "sliding" in row.get("attention", "")
+    ours = system_of(row) == "megascale"
     if ours:
         notes.append(f"window of {WINDOW} tokens")
     fields: dict[str, object] = {
@@ -228,50 +240,37 @@ def _model(row: Row, number: _Numbers, notes: list[str]) -> ModelSpec | str:
         return f"shape of the model: {error}"
 
 
-def _attention(row: Row, system: str, notes: list[str]) -> Attention:
-    """The kernel by the words of the table."""
-    text = row.get("attention", "").lower()
-    if re.search(r"\bte\b|cudnn", text):
-        return "cudnn"
-    if "triton" in text or "v1" in text or "xformers" in text:
-        return "flash1"
-    if "flash" in text or "sdpa" in text:
-        return "flash2"
-    if "fused" in text and "unfused" not in text:
-        return "fused-softmax"
-    if text:
-        return "unfused"
-    if system == "megatron-2023":
-        notes.append("attention by FlashAttention-1")
-        return "flash1"
-    notes.append("unfused attention")
-    return "unfused"
-
-
 def _layouts(
     row: Row, number: _Numbers, job: Job, notes: list[str]
 ) -> tuple[PlanLayout, ...] | str:
     """The layout of a row; several, one per micro-batch that divides, where that is unknown."""
     gpus = number.whole("gpus")
     tp, pp, cp = (number.whole(axis) or 1 for axis in ("tp", "pp", "cp"))
-    dp = number.whole("dp") or max(1, gpus // (tp * pp * cp))
+    dp = max(1, gpus // (tp * pp * cp))
+    if not number.whole("dp") and job.global_batch < dp and dp % job.global_batch == 0:
+        cp, dp = cp * dp // job.global_batch, job.global_batch
+        notes.append(f"cp of {cp}: there are more replicas than sequences")
+    if number.whole("dp") not in (0, dp):
+        notes.append(f"dp of {dp}: {number.whole('dp')} does not multiply to {gpus} devices")
+    if tp * pp * cp > gpus:
+        return f"tp {tp} x pp {pp} x cp {cp} exceeds {gpus} devices"
     vpp = number.whole("vpp")
     if not vpp:
         vpp = _interleaving(row, job, pp, notes)
-    zero, shard = _zero(row.get("zero_stage_or_dist_opt", ""), row)
+    zero, shard = zero_of(row.get("zero_stage_or_dist_opt", ""), row)
     if not row.get("tp"):
         zero = 3
         notes.append("layout tp 1, pp 1, all sharded (ZeRO-3)")
     if zero == 3 and pp > 1:
         zero = 2
         notes.append("parameters stay gathered between the micro-batches of a pipeline")
-    recompute = _recompute(row, notes)
+    recompute = recompute_of(row, notes)
     split = row.get("sp") == "1"
     if not row.get("sp") and tp > 1:
-        split = system_of(row) in ("megascale", "megatron-2023", "nemo")
+        split = system_of(row) in _SPLITS_SEQUENCES
         notes.append(f"sequence parallelism {'on' if split else 'off'}")
     micro = [number.whole("micro_batch")]
-    if not micro[0] and pp > 1 and system_of(row) == "fsdp":
+    if not micro[0] and pp > 1 and "torchtitan" in row.get("source", ""):
         micro = [max(1, job.global_batch // (dp * pp))]
         notes.append("as many micro-batches as stages")
     elif not micro[0]:
@@ -298,32 +297,9 @@ def _interleaving(row: Row, job: Job, pp: int, notes: list[str]) -> int:
     if pp > 1:
         if "interleaved" in row["id"]:
             vpp = 2
-        elif system_of(row) == "nemo":
+        elif "interleaved" in row.get("overlap", ""):  # at its finest: a layer a chunk
+            vpp = -(-job.model.layers // pp)
+        elif system_of(row) in ("nemo", "megatron-core"):
             vpp = max(1, job.model.layers // (2 * pp))
         notes.append("no interleaving" if vpp == 1 else f"interleaving of {vpp}")
     return vpp
-
-
-def _zero(text: str, row: Row) -> tuple[int, int]:
-    """ZeRO stage and the ranks it shards over (0: all)."""
-    found = re.search(r"over (\d+) ranks", text)
-    shard = int(found[1]) if found else 0
-    if "HSDP" in text or "hybrid shard" in text:
-        return 3, 8
-    if "ZeRO-2" in text or "grad_op" in text:
-        return 2, shard
-    if re.search(r"FSDP|ZeRO-3", text):
-        return 3, shard
-    if re.search(r"ZeRO-1|dist-opt", text):
-        return 1, shard
-    if "MegaScale" in row.get("source", ""):
-        return 1, shard
-    return 0, shard
-
-
-def _recompute(row: Row, notes: list[str]) -> Recompute:
-    text = row.get("recompute", "")
-    if text in ("none", "selective", "full"):
-        return text  # type: ignore[return-value]
-    notes.append("no recomputation")
-    return "none"

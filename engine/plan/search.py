@@ -12,11 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.plan.cost import flops_per_step, mfu
-from engine.plan.memory import MARGIN, fits, peak_memory
+from engine.plan.memory import MARGIN, fits, memory_of, peak_memory
 from engine.plan.price import Price, price
 from engine.plan.profiles import fitted
 from engine.plan.report import Candidate, Exposed, MemoryParts, Refusal
-from engine.plan.setup import RECOMPUTE, Grid, Job, PlanLayout, Recompute, grid_of
+from engine.plan.setup import (
+    RECOMPUTE,
+    SCHEDULES,
+    ZERO_BUBBLE,
+    Grid,
+    Job,
+    PlanLayout,
+    PlanSchedule,
+    Recompute,
+    grid_of,
+)  # fmt: skip
 from engine.plan.simulate import Step, step_of
 
 Bools = npt.NDArray[np.bool_]
@@ -39,6 +49,7 @@ class Space(NamedTuple):
     recompute: tuple[Recompute, ...] = RECOMPUTE
     zero: tuple[int, ...] = (1,)
     sequence_parallel: tuple[bool, ...] = (True,)
+    schedule: tuple[PlanSchedule, ...] = ("auto",)
 
 
 class Found(NamedTuple):
@@ -77,8 +88,9 @@ def enumerate_grid(job: Job, gpus: int, space: Space) -> Grid:
     )
     kinds = [RECOMPUTE.index(kind) for kind in space.recompute]
     rows = [
-        (tp, pp, v, dp, cp, ep, split, zero, 0, b, kind)
+        (tp, pp, v, dp, cp, ep, split, zero, 0, b, kind, order)
         for tp, cp, pp, v, dp in shapes
+        for order in _orders(space, pp, v)
         for ep in space.ep or divisors(dp)
         for split in space.sequence_parallel
         for zero in space.zero
@@ -87,6 +99,12 @@ def enumerate_grid(job: Job, gpus: int, space: Space) -> Grid:
     ]
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(Grid._fields))
     return Grid(*table.T)
+
+
+def _orders(space: Space, pp: int, vpp: int) -> list[int]:
+    """Schedules that differ for a shape: none without a pipeline, GPipe with one chunk a stage."""
+    kinds = [k for k in space.schedule if k != "gpipe" or vpp == 1]
+    return [SCHEDULES.index(k) for k in kinds] if pp > 1 else [0]
 
 
 def _options(fixed: tuple[int, ...], free: list[int]) -> list[int]:
@@ -116,8 +134,8 @@ def refuse(job: Job, grid: Grid) -> list[tuple[str, str, Bools]]:
          f"dp * micro_batch must divide the global batch of {batch} sequences",
          (batch % replicas != 0) | (m < 1)),
         ("interleaving needs full rounds",
-         "with vpp > 1 the micro-batches of a replica must be a multiple of pp",
-         (grid.vpp > 1) & (m % grid.pp != 0)),
+         "with vpp > 1 or zero-bubble the micro-batches of a replica must be a multiple of pp",
+         ((grid.vpp > 1) | (grid.schedule == ZERO_BUBBLE)) & (m % grid.pp != 0)),
     ]  # fmt: skip
 
 
@@ -174,11 +192,38 @@ def _keep(job: Job, grid: Grid) -> tuple[Grid, list[Refusal]]:
     for rule, says, broken in [*refuse(job, grid), too_large(job, grid)]:
         hit = alive & broken
         if hit.any():
-            example = grid.layout(int(np.argmax(hit)))
-            text = f"{says}; e.g. {describe(example)}"
+            text = f"{says}; {_example(job, grid, rule, hit)}"
             refusals.append(Refusal(rule=rule, count=int(hit.sum()), message=text))
         alive &= ~broken
     return grid.take(alive), refusals
+
+
+def _example(job: Job, grid: Grid, rule: str, hit: Bools) -> str:
+    """A layout that broke a rule; for memory the smallest, its tightest stage, what weighs most."""
+    if rule != "memory":
+        return f"e.g. {describe(grid.layout(int(np.argmax(hit))))}"
+    refused = grid.take(hit)
+    memory = peak_memory(job, refused)
+    place = int(np.argmin(np.broadcast_to(memory.total, refused.tp.shape)))
+    one = memory_of(job, refused.take(slice(place, place + 1)), memory.stage[place : place + 1])
+    parts = {name: float(np.ravel(getattr(one, name))[0]) for name in one._fields[:-1]}
+    most = max(parts, key=lambda name: parts[name])
+    layout = refused.layout(place)
+    return (
+        f"the smallest, {describe(layout)}, needs {sum(parts.values()) / 2**30:.0f} GiB on stage "
+        f"{int(memory.stage[place])}, {parts[most] / 2**30:.0f} of them {most}; {_HELPS[most]}"
+    )
+
+
+_HELPS = {
+    "weights": "more tp or pp, or layout.zero=3, would make it smaller",
+    "gradients": "more tp or pp would make it smaller",
+    "optimizer": "more devices (dp) or layout.zero=1 would make it smaller",
+    "activations": "recomputation, more tp or a smaller micro-batch would make it smaller",
+    "logits": "more tp or a smaller micro-batch would make it smaller",
+    "reserve": "a device with more memory is needed",
+}
+"""What to do about the part of memory that weighs most."""
 
 
 def _nothing(gpus: int, space: Space) -> Refusal:
@@ -203,6 +248,7 @@ def describe(layout: PlanLayout) -> str:
     text += f" cp {layout.cp}" if layout.cp > 1 else ""
     text += f" ep {layout.ep}" if layout.ep > 1 else ""
     text += f" micro-batch {layout.micro_batch}"
+    text += f" {layout.schedule}" if layout.schedule != "auto" else ""
     return text + (f" recompute {layout.recompute}" if layout.recompute != "none" else "")
 
 

@@ -19,9 +19,17 @@ from engine.spec.model import ModelSpec
 Num: TypeAlias = Any
 """A number or an array of numbers; formulas do not care which."""
 
+SCORES_IN_MEMORY = ("eager", "unfused", "fused-softmax")
+"""Kinds of attention that write the scores of a head out."""
+
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-Attention = Literal["unfused", "fused-softmax", "flash1", "flash2", "cudnn"]
+PlanSchedule = Literal["auto", "gpipe", "zero-bubble"]
+SCHEDULES: tuple[PlanSchedule, ...] = ("auto", "gpipe", "zero-bubble")
+"""auto: 1F1B, interleaved if vpp > 1."""
+ZERO_BUBBLE = SCHEDULES.index("zero-bubble")
+GPIPE = SCHEDULES.index("gpipe")
+Attention = Literal["eager", "unfused", "fused-softmax", "flash1", "triton", "flash2", "cudnn"]
 
 
 class Experts(Noun, frozen=True, kw_only=True):
@@ -48,6 +56,9 @@ class PlanLayout(Noun, frozen=True, kw_only=True):
     shard: Annotated[Size, doc("ranks over which ZeRO shards; 0 = all of dp")] = 0
     micro_batch: Annotated[Count, doc("sequences per forward pass")] = 1
     recompute: Annotated[Recompute, doc("activations computed again in backward")] = "none"
+    schedule: Annotated[PlanSchedule, doc("order of the pipeline; auto: (interleaved) 1F1B")] = (
+        "auto"
+    )
 
     @property
     def world_size(self) -> int:
@@ -65,7 +76,7 @@ class PlanLayout(Noun, frozen=True, kw_only=True):
 
 
 class Grid(NamedTuple):
-    """Layouts as arrays (or single numbers); same names as `PlanLayout`, recompute as 0, 1, 2."""
+    """Layouts as arrays (or single numbers); same names as `PlanLayout`, words as their index."""
 
     tp: Num
     pp: Num
@@ -78,6 +89,7 @@ class Grid(NamedTuple):
     shard: Num
     micro_batch: Num
     recompute: Num
+    schedule: Num = 0.0
 
     def take(self, index: Num) -> "Grid":
         """The layouts at some positions."""
@@ -87,8 +99,11 @@ class Grid(NamedTuple):
         """One of them as a noun."""
         row = {name: int(column[index]) for name, column in zip(self._fields, self, strict=True)}
         kind = RECOMPUTE[row.pop("recompute")]
+        order = SCHEDULES[row.pop("schedule")]
         split = bool(row.pop("sequence_parallel"))
-        return PlanLayout(**row, recompute=kind, sequence_parallel=split)  # type: ignore[arg-type]
+        return PlanLayout(
+            **row, recompute=kind, schedule=order, sequence_parallel=split,  # type: ignore[arg-type]
+        )  # fmt: skip
 
 
 def grid_of(layouts: Sequence[PlanLayout]) -> Grid:
@@ -108,7 +123,8 @@ def single(layout: PlanLayout) -> Grid:
 
 def _number(value: int | bool | str) -> float:
     if isinstance(value, str):
-        return float(RECOMPUTE.index(value))
+        words: tuple[str, ...] = RECOMPUTE if value in RECOMPUTE else SCHEDULES
+        return float(words.index(value))
     return float(value)
 
 
@@ -130,6 +146,21 @@ class Job(Noun, frozen=True, kw_only=True):
         """What MFU divides by, per device; formats without a data-sheet peak fall back to bf16."""
         peaks = self.cluster.device.peak_flops_per_s
         return peaks.get(self.precision.split("-")[0]) or peaks.get("bf16") or max(peaks.values())
+
+    @property
+    def element_bytes(self) -> float:
+        """Of an activation or a parameter on the wire: GEMMs in 8 bits still exchange 16."""
+        return {"fp64": 8.0, "fp32": 4.0}.get(self.precision, 2.0)
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """Kinds of recomputation that trade anything here.
+
+        Dropping only the attention core saves nothing where a flash kernel keeps no scores.
+        """
+        if self.profile.per_op_recompute or self.attention in SCORES_IN_MEMORY:
+            return RECOMPUTE
+        return ("none", "full")
 
     def microbatches(self, grid: Grid) -> Num:
         """Forward passes of one replica in a step, padded up where the batch does not divide."""

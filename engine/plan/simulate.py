@@ -8,7 +8,10 @@ with the whole simulation. Paper 2, 3.2.
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 from engine.events.schema import Event
+from engine.plan.cores import Phase, Resource, shared_makespan_s
 from engine.plan.price import Price, price
 from engine.plan.setup import Job, PlanLayout, single
 from engine.schedule.action import Action, Kind
@@ -44,6 +47,8 @@ def simulate_step(job: Job, layout: PlanLayout) -> Step:
 
 def step_of(job: Job, layout: PlanLayout, prices: Price) -> Step:
     """The same, from prices at hand."""
+    if job.cluster.cores:
+        return _on_shared_cores(job, layout, prices)
     m = int(prices.microbatches)
     whole = _makespan(job, layout, prices, comm=True)
     bare = _makespan(job, layout, prices, comm=False)
@@ -65,6 +70,50 @@ def step_of(job: Job, layout: PlanLayout, prices: Price) -> Step:
     )
 
 
+def _on_shared_cores(job: Job, layout: PlanLayout, prices: Price) -> Step:
+    """A step of ranks that share cores: work is conserved, waiting is free for the others.
+
+    Exchanges are core work (copies) unless all ranks share one slower wire.
+    """
+    cluster = job.cluster
+    calm = msgspec.structs.replace(
+        cluster, intra=msgspec.structs.replace(cluster.intra, latency_s=0.0),
+        inter=msgspec.structs.replace(cluster.inter, latency_s=0.0),
+    )  # fmt: skip
+    moved = scalars(price(msgspec.structs.replace(job, cluster=calm), single(layout)))
+    table, send = durations(prices, layout.pp * layout.vpp), Action(Kind.SEND_F, 0)
+    cores, ranks = float(cluster.cores * cluster.nodes), layout.world_size
+    link: Resource = "wire" if cluster.intra.shared else "core"
+
+    def exchange(bytes_s: float, whole_s: float) -> list[Phase]:
+        return [Phase(link, bytes_s), Phase("rest", max(0.0, whole_s - bytes_s))]
+
+    def phases(action: Action) -> list[Phase]:
+        comm = prices.tp_s / 2 if action.kind is not Kind.BACKWARD_WEIGHT else 0.0
+        found = exchange(moved.tp_s / 2, comm) if comm else []
+        forward = action.kind is Kind.FORWARD
+        end = action.chunk == (0 if forward else layout.pp * layout.vpp - 1)
+        if layout.pp > 1 and not end and action.kind is not Kind.BACKWARD_WEIGHT:
+            found += exchange(moved.send_s, table[send.kind, 0])
+        return [*found, Phase("core", max(0.0, table[action.kind, action.chunk] - comm))]
+
+    m = int(prices.microbatches)
+    order = _schedule(layout.schedule, layout.pp, layout.vpp, m, False, False, False)
+    whole = shared_makespan_s(
+        order, phases, width=layout.tp * layout.cp, cores=cores, replicas=layout.dp
+    )
+    busy = _busy_s(layout, prices)
+    crowd = max(1.0, ranks / cores)
+    dp = moved.tail_dp_s * (ranks if link == "wire" else crowd)
+    dp += prices.tail_dp_s - moved.tail_dp_s
+    tail = prices.tail_s * crowd
+    return Step(
+        step_s=whole + dp + tail, pipeline_s=whole, compute_only_s=whole, busy_s=busy,
+        bubble=max(0.0, whole / (busy * crowd) - 1.0), exposed_tp_s=m * layout.vpp * prices.tp_s,
+        exposed_pp_s=0.0, exposed_dp_s=dp, price=prices,
+    )  # fmt: skip
+
+
 def scalars(prices: Price) -> Price:
     """Prices of a single layout as plain numbers."""
     return Price(*(float(value) for value in prices))
@@ -79,6 +128,9 @@ def durations(prices: Price, chunks: int) -> dict[tuple[Kind, int], float]:
         back = prices.chunk_b + (prices.embed_b if first else 0) + (prices.head_b if last else 0)
         table[Kind.FORWARD, chunk] = forward
         table[Kind.BACKWARD, chunk] = back
+        weights = prices.chunk_w + (prices.head_b / 2 if last else 0)
+        table[Kind.BACKWARD_WEIGHT, chunk] = min(weights, back)
+        table[Kind.BACKWARD_INPUT, chunk] = max(0.0, back - weights)
         table[Kind.SEND_F, chunk] = table[Kind.SEND_B, chunk] = prices.send_s
         table[Kind.UNSHARD, chunk] = prices.gather_s
         table[Kind.REDUCE_GRAD, chunk] = prices.reduce_s
@@ -114,18 +166,20 @@ def _simulation(
 ) -> Simulation:
     table = durations(prices, layout.pp * layout.vpp)
     schedule = _schedule(
-        layout.pp, layout.vpp, microbatches, comm, job.profile.overlap_pp, job.profile.overlap_dp
-    )
+        layout.schedule, layout.pp, layout.vpp, microbatches, comm, job.profile.overlap_pp,
+        job.profile.overlap_dp,
+    )  # fmt: skip
     blocking = comm and not job.profile.overlap_pp
     return simulate(schedule, lambda a: table.get((a.kind, a.chunk), 0.0), blocking=blocking)
 
 
 @lru_cache(maxsize=256)
 def _schedule(
-    pp: int, vpp: int, microbatches: int, comm: bool, overlap_pp: bool, overlap_dp: bool
-) -> Schedule:
+    order: str, pp: int, vpp: int, microbatches: int, comm: bool, overlap_pp: bool,
+    overlap_dp: bool,
+) -> Schedule:  # fmt: skip
     """The program to simulate; where a shape is not legal, rounded up to full rounds."""
-    kind = resolve_kind("auto", vpp)
+    kind = resolve_kind(order, vpp)
     if legal(kind, pp, vpp, microbatches):
         microbatches = -(-microbatches // pp) * pp
     schedule = build(kind, pp, vpp, microbatches)

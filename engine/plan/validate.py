@@ -14,10 +14,11 @@ import numpy as np
 from engine.plan.memory import fits, peak_memory
 from engine.plan.price import price
 from engine.plan.profiles import Fitted, fitted
-from engine.plan.rows import Case, Row, case_of, read_rows
+from engine.plan.rows import Case, case_of, read_rows
 from engine.plan.search import Z80
 from engine.plan.setup import PlanLayout, grid_of, single
 from engine.plan.simulate import scalars, step_of
+from engine.plan.words import Row
 from engine.spec.base import Noun, doc
 
 

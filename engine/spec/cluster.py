@@ -6,6 +6,8 @@ is the commonest mistake in a plan (a vendor's bits are divided by eight at the 
 
 from typing import Annotated
 
+from msgspec import field
+
 from engine.spec.base import Count, NonNegative, Noun, Positive, Size, doc
 
 
@@ -33,14 +35,13 @@ class LinkSpec(Noun, frozen=True, kw_only=True):
 
 
 class HostSpec(Noun, frozen=True, kw_only=True):
-    """What a measured machine adds to its data sheet; written by `msctl plan --calibrate`."""
+    """What was measured on a machine, written by `msctl plan --calibrate`; 0 = not measured."""
 
-    step_s: Annotated[NonNegative, doc("host seconds a step has beyond its micro-batches")]
-    slope: Annotated[Positive, doc("factor on the time of every micro-batch")] = 1.0
-    launch_s: Annotated[NonNegative, doc("host seconds to issue one operator; 0 = the model's")] = (
-        0.0
-    )
-    log_error: Annotated[NonNegative, doc("spread of the log error of runs left out")] = 0.1
+    step_s: Annotated[NonNegative, doc("host seconds a step has beyond its micro-batches")] = 0.0
+    slope: Annotated[NonNegative, doc("factor on the time of every micro-batch")] = 0.0
+    launch_s: Annotated[NonNegative, doc("host seconds to issue one operator")] = 0.0
+    collective_s: Annotated[NonNegative, doc("core seconds of one collective, bytes apart")] = 0.0
+    log_error: Annotated[NonNegative, doc("spread of the log error of runs left out")] = 0.0
 
 
 class ClusterSpec(Noun, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class ClusterSpec(Noun, frozen=True, kw_only=True):
     intra: Annotated[LinkSpec, doc("between devices of one node")]
     inter: Annotated[LinkSpec, doc("between nodes, the share of one device")]
     cores: Annotated[Size, doc("CPU cores that a node's ranks share; 0 = a device for each")] = 0
-    host: Annotated[HostSpec | None, doc("measured overheads; none = those of the system")] = None
+    host: Annotated[HostSpec, doc("overheads as measured")] = field(default_factory=HostSpec)
 
     @property
     def world_size(self) -> int:

@@ -26,7 +26,7 @@ def plan(
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8; default bf16.")] = "",
     system: Annotated[str, typer.Option(help="Training system whose overheads apply.")] = "msctl",
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1, max=1000)] = 10,
-    tokens: Annotated[float, typer.Option(help="Token budget: days, GPU-hours, money.")] = 0.0,
+    tokens: Annotated[float, typer.Option(help="Token budget: days, hours, money.", min=0)] = 0.0,
     price: Annotated[float, typer.Option(help="Money for one GPU-hour.", min=0)] = 2.0,
     explain: Annotated[bool, typer.Option("--explain", help="Waterfall, sensitivity.")] = False,
     schedule: Annotated[bool, typer.Option("--schedule", help="Order of work as text.")] = False,
@@ -34,7 +34,7 @@ def plan(
     goodput: Annotated[bool, typer.Option("--goodput", help="Failures and checkpoints.")] = False,
     emit: Annotated[str, typer.Option(help="recipe, megatron, torchtitan or sbatch.")] = "",
     trace: Annotated[Path | None, typer.Option(help="Write predicted events here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture (SVG) here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture here (.svg, .png).")] = None,
     ablate: Annotated[bool, typer.Option("--ablate", help="The paper's Table 3.")] = False,
     validate: Annotated[Path | None, typer.Option(help="Predict a table of runs (CSV).")] = None,
     calibrate: Annotated[Path | None, typer.Option(help="Fit to a table or a run.")] = None,
@@ -61,14 +61,16 @@ def plan(
         tokens=tokens, price_per_gpu_hour=price,
     )  # fmt: skip
     if validate is not None or calibrate is not None or ablate:
-        _tables(ui, validate, calibrate, out)
+        _tables(ui, validate, calibrate, out, cluster)
     elif exhaustive or goodput or emit:
         _other(ui, request, exhaustive=exhaustive, emit=emit)
     else:
         _search(ui, request, trace=trace, plot=plot, schedule=schedule)
 
 
-def _tables(ui: Ui, validate: Path | None, calibrate: Path | None, out: Path | None) -> None:
+def _tables(
+    ui: Ui, validate: Path | None, calibrate: Path | None, out: Path | None, cluster: str
+) -> None:
     """Predictions against measured or published numbers."""
     if validate is not None:
         from engine.plan.validate import validate as score
@@ -76,8 +78,10 @@ def _tables(ui: Ui, validate: Path | None, calibrate: Path | None, out: Path | N
         ui.result(score(validate), show.show_validation)
     elif calibrate is not None:
         from engine.plan.adapt import adapt
+        from engine.spec.load import load_cluster
 
-        ui.result(adapt(calibrate, out), show.show_calibration)
+        start = load_cluster(cluster) if cluster else None
+        ui.result(adapt(calibrate, out, start), show.show_calibration)
     else:
         from engine.plan.paper import ladder
 
@@ -91,7 +95,7 @@ def _other(ui: Ui, request: "Request", *, exhaustive: bool, emit: str) -> None:
     if emit:
         from engine.plan.emit import emit as text_for
 
-        job, layout = best_layout(request)
+        job, layout = best_layout(request, emit)
         ui.result({"text": text_for(emit, job, layout)}, show.show_text)
     elif exhaustive:
         ui.result(make_exhaustive(request), show.show_exhausted)

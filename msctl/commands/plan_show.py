@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from engine.plan.validate import GroupScore, Validation
 
 _COLUMNS = (
-    "rank", "tp", "pp", "vpp", "dp", "micro-batch", "recompute", "step", "P10-P90", "MFU",
-    "bubble", "exposed tp", "exposed pp", "exposed dp", "memory",
+    "rank", "tp", "pp", "vpp", "dp", "micro-batch", "schedule", "recompute", "step",
+    "P10-P90", "MFU", "bubble", "exposed tp", "exposed pp", "exposed dp", "memory",
 )  # fmt: skip
 
 
@@ -64,8 +64,8 @@ def _rows(candidates: "tuple[Candidate, ...]") -> list[tuple[str | int, ...]]:
 def _row(rank: int, candidate: "Candidate") -> tuple[str | int, ...]:
     layout, exposed = candidate.layout, candidate.exposed
     return (
-        rank, layout.tp, layout.pp, layout.vpp, layout.dp, layout.micro_batch, layout.recompute,
-        show_seconds(candidate.step_s),
+        rank, layout.tp, layout.pp, layout.vpp, layout.dp, layout.micro_batch, layout.schedule,
+        layout.recompute, show_seconds(candidate.step_s),
         f"{candidate.step_p10_s:.2f}-{candidate.step_p90_s:.2f} s",
         show_ratio(candidate.mfu), show_ratio(candidate.bubble), show_seconds(exposed.tp),
         show_seconds(exposed.pp), show_seconds(exposed.dp), show_bytes(candidate.memory_bytes),

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from engine.errors import RecipeError
-from engine.plan.adapt import _predict, _scaled, adapt, case_of_run, this_machine
+from engine.plan.adapt import _predict, _scaled, adapt
 from engine.plan.profiles import fitted
+from engine.plan.runs import case_of_run, this_machine
 from engine.spec.layout import ParallelLayout
 from engine.spec.load import dump_recipe, load_cluster
 from engine.spec.model import ModelSpec
@@ -13,7 +14,7 @@ from engine.spec.recipe import BatchSpec, Recipe
 
 TABLE = Path(__file__).with_name("runs.csv")
 SHAPES = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2), (2, 2, 2))
-TRUE = (0.5, 0.8, 0.7, 1.3, 0.02, 1.0)
+TRUE = (0.5, 0.8, 0.7, 1.3, 0.02, 30e-6, 5e-4)
 
 
 def run(folder: Path, tp: int, pp: int, dp: int, step_s: float) -> Path:
@@ -81,5 +82,6 @@ def test_a_torn_metrics_file_is_named(tmp_path):
 
 
 def test_ranks_share_the_cores():
-    two, eight = this_machine(2, cores=2), this_machine(8, cores=2)
-    assert two.device.peak_flops_per_s["fp32"] == 4 * eight.device.peak_flops_per_s["fp32"]
+    machine = this_machine(8, cores=2)
+    assert (machine.cores, machine.gpus_per_node) == (2, 8)
+    assert this_machine(1, cores=2).cores == 1

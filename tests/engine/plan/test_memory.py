@@ -59,3 +59,14 @@ def test_what_fits_does_so_with_a_margin():
     )
     assert fits(tight, memory)[0]
     assert not fits(too_tight, memory)[0]
+
+
+@pytest.mark.parametrize(("kind", "vpp"), [("gpipe", 1), ("zero-bubble", 1), ("zero-bubble", 3)])
+def test_the_closed_forms_of_other_schedules_count_what_the_verifier_counts(kind, vpp):
+    for pp, rounds in ((2, 2), (4, 3), (4, 5)):
+        m = pp * rounds
+        schedule = build(kind, pp, vpp, m)
+        grid = grid_of([PlanLayout(pp=pp, vpp=vpp, schedule=kind)])
+        for stage in range(pp):
+            counted = peak_activations(schedule, stage)
+            assert float(in_flight(grid, float(m), float(stage))[0]) == pytest.approx(counted)

@@ -19,11 +19,13 @@ def test_the_trace_is_one_that_trace_viewers_open(tmp_path):
     assert {"forward", "backward", "send_f", "step"} <= names
 
 
-def test_pictures_are_svg_only(tmp_path):
+def test_pictures_are_svg_or_png(tmp_path):
     write_plot(tmp_path / "p.svg", JOB, LAYOUT)
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
-    with pytest.raises(LayoutError, match="SVG"):
-        write_plot(tmp_path / "p.png", JOB, LAYOUT)
+    write_plot(tmp_path / "p.png", JOB, LAYOUT)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(LayoutError, match="SVG or PNG"):
+        write_plot(tmp_path / "p.pdf", JOB, LAYOUT)
 
 
 def test_the_grid_has_a_row_a_stage():

@@ -112,3 +112,25 @@ def test_the_pareto_front_has_no_dominated_candidate():
     for candidate in front:
         faster = [c for c in candidates if c.step_s < candidate.step_s]
         assert all(c.memory_bytes > candidate.memory_bytes for c in faster)
+
+
+def test_schedules_of_the_system_are_in_the_search():
+    one = job("13b", gpus=64, batch=128)
+    found = search(one, 64, Space(schedule=("auto", "gpipe", "zero-bubble"), tp=(2,), pp=(4,),
+                                  vpp=(1,), micro_batch=(1,)), top=20)  # fmt: skip
+    by_kind = {c.layout.schedule: c for c in found.candidates if c.layout.recompute == "none"}
+    # splitting the backward fills the cool-down; GPipe keeps every micro-batch's activations
+    assert by_kind["zero-bubble"].step_s < by_kind["auto"].step_s
+    assert by_kind["zero-bubble"].memory_bytes > by_kind["auto"].memory_bytes
+    full = [c for c in found.candidates if c.layout.recompute == "full"]
+    memory = {c.layout.schedule: c.memory_bytes for c in full}
+    assert memory["gpipe"] > memory["auto"]
+
+
+def test_the_bound_holds_for_every_schedule():
+    one = job("13b", gpus=64, batch=128)
+    for kind in ("auto", "gpipe", "zero-bubble"):
+        found = search(one, 64, Space(schedule=(kind,), tp=(2,), pp=(2, 4, 8)), top=30)
+        assert found.candidates
+        for candidate in found.candidates:
+            assert candidate.bound_s <= candidate.step_s * (1 + 1e-9)

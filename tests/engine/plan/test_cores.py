@@ -1,0 +1,35 @@
+import pytest
+
+from engine.plan.cores import Phase, shared_makespan_s
+from engine.schedule.build import build
+
+
+def seconds(pp, microbatches, *, width=1, cores=8.0, on="core", vpp=1):
+    schedule = build("auto", pp, vpp, microbatches)
+    return shared_makespan_s(schedule, lambda action: [Phase(on, 1.0)], width=width, cores=cores)
+
+
+def test_one_rank_on_one_core_does_its_work():
+    assert seconds(1, 4, cores=1) == pytest.approx(8.0)
+
+
+def test_with_a_core_for_each_rank_the_bubble_is_that_of_the_schedule():
+    # (m + p - 1) forwards and backwards of one second; no rank ever waits for "rest"
+    assert seconds(4, 8, on="rest") == pytest.approx(2 * (8 + 3))
+
+
+def test_with_one_core_nothing_is_idle():
+    work = 4 * 2 * 8
+    assert seconds(4, 8, cores=1) == pytest.approx(work)
+
+
+def test_on_two_cores_work_and_bubble_are_both_bounds():
+    work, chain = 4 * 2 * 8, 2 * (8 + 3)
+    both = seconds(4, 8, cores=2)
+    assert both >= max(work / 2, chain)
+    assert both <= 1.13 * (work / 2 + chain)
+
+
+def test_a_wire_is_shared_by_the_ranks_of_a_stage():
+    assert seconds(1, 4, width=4, on="wire") == pytest.approx(4 * 8.0)
+    assert seconds(1, 4, width=4, on="rest") == pytest.approx(8.0)
