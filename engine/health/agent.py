@@ -37,7 +37,8 @@ class Hello(Noun, frozen=True, kw_only=True):
 class Task(Noun, frozen=True, kw_only=True):
     """One thing to do."""
 
-    kind: Literal["node", "group", "end"]
+    kind: Literal["node", "warm", "group", "end"]
+    """Check the node, make ready for tests between nodes, take part in one, or end."""
     id: str = ""
     level: Level = "passive"
     only: tuple[str, ...] = ()
@@ -82,8 +83,27 @@ def serve(hello: Hello, node: str, env: Mapping[str, str]) -> None:
         task = msgspec.json.decode(reply[1], type=Task)
         if task.kind == "end":
             return
-        result = _node(hello, task, node, env) if task.kind == "node" else _group(hello, task, node)
-        client.call(("RPUSH", done, msgspec.json.encode(result)))
+        client.call(("RPUSH", done, msgspec.json.encode(_do(hello, task, node, env))))
+
+
+def _do(hello: Hello, task: Task, node: str, env: Mapping[str, str]) -> Done:
+    if task.kind == "node":
+        return _node(hello, task, node, env)
+    return _warm(task, node) if task.kind == "warm" else _group(hello, task, node)
+
+
+def _warm(task: Task, node: str) -> Done:
+    """Import what tests between nodes need, which may take longer than one of them."""
+    try:
+        import torch
+
+        import engine.comm.scratch
+        import engine.comm.store
+        import engine.health.collective  # noqa: F401
+    except ImportError:
+        return Done(node=node, id=task.id, error="torch is not installed")
+    torch.set_num_threads(1)
+    return Done(node=node, id=task.id)
 
 
 def _node(hello: Hello, task: Task, node: str, env: Mapping[str, str]) -> Done:

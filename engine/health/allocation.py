@@ -1,8 +1,11 @@
 """Check an allocation from start to end: a Redis, the agents, the conversation, and tidying up."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from engine.comm.embedded_redis import EmbeddedRedis
 from engine.comm.resp import Client, parse_url
@@ -11,6 +14,7 @@ from engine.health.agent import Hello
 from engine.health.fleet import Fleet, FleetReport, Plan, Say, check_fleet
 from engine.health.launch import Where, new_run, reachable_host, read_hosts, start
 from engine.health.pods import find_pods
+from engine.health.result import CheckResult
 from engine.health.slurm import slurm_nodes, topology
 
 
@@ -51,7 +55,18 @@ def check_allocation(
         client = Client(parse_url(url))
         stack.callback(client.close)
         fleet = Fleet(client, hello.run, started.nodes)
-        return check_fleet(fleet, started.nodes, plan, switch_of=switch_of, say=say)
+        found = check_fleet(fleet, started.nodes, plan, switch_of=switch_of, say=say)
+        return _with_complaints(found, started.said())
+
+
+def _with_complaints(fleet: FleetReport, said: Mapping[str, str]) -> FleetReport:
+    """Let silent nodes say why, where their starter wrote it down."""
+
+    def told(r: CheckResult) -> CheckResult:
+        why = said.get(r.target, "") if r.check == "group.silent" else ""
+        return msgspec.structs.replace(r, message=f"{r.message}: {why}") if why else r
+
+    return msgspec.structs.replace(fleet, group=tuple(map(told, fleet.group)))
 
 
 def find_nodes(

@@ -28,6 +28,7 @@ _NODE_BYTES = 32 << 20
 _NODE_RANKS = 4
 _NODE_TIMEOUT_S = 60.0
 _REPEATS = 3
+_BUDGET_S = 2.0
 
 
 class Measured(NamedTuple):
@@ -57,7 +58,7 @@ def measure_all_reduce(
         torch.add(ramp, float(rank), out=data)
         group.all_reduce(data)
 
-    seconds = statistics.fmean(_times(group, once, repeats))
+    seconds = statistics.fmean(_times(group, once, repeats, budget_s=_BUDGET_S))
     wrong = "" if torch.equal(data, expected) else _first_wrong(data, expected)
     return Measured(2 * (world - 1) / world * count * 4 / seconds, seconds, wrong)
 
@@ -79,9 +80,22 @@ def measure_all_to_all(
     return Measured((world - 1) * part * 4 / seconds, seconds, wrong)
 
 
-def _times(group: "ScratchGroup", function: Callable[[], None], repeats: int) -> list[float]:
-    """Times of a collective after one warm-up, all ranks starting together."""
+def _times(
+    group: "ScratchGroup", function: Callable[[], None], repeats: int, *, budget_s: float = 0.0
+) -> list[float]:
+    """Times of a collective after one warm-up, all ranks starting together.
+
+    A slow link is known after fewer: with a budget, as many as the warm-up says fit, at least two.
+    """
+    import torch
+
+    start = time.perf_counter()
     function()
+    if budget_s:
+        mine = torch.tensor([time.perf_counter() - start], device=group.device)
+        group.all_reduce(mine)  # the same sum everywhere, so that all ranks repeat as often
+        mean = float(mine) / group.world
+        repeats = min(repeats, max(2, int(budget_s / max(mean, 1e-9))))
     times = []
     for _ in range(repeats):
         group.barrier()
@@ -156,37 +170,48 @@ def judge_node(look: Look, rows: "Sequence[Measured | str]", kind: str) -> list[
 
 def run_ranks(world: int, size_bytes: int, *, backend: str) -> list["Measured | str"]:
     """An all-to-all over forked ranks of this machine: what each measured, or its error."""
-    fork: Any = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
     with tempfile.TemporaryDirectory(prefix="msctl-check-") as folder:
-        path = os.path.join(folder, "store")
-        ends, processes = [], []
-        for rank in range(world):
-            mine, theirs = fork.Pipe(duplex=False)
-            task = (rank, world, size_bytes, backend, path, theirs)
-            process = fork.Process(target=_rank, args=task, daemon=True)
-            process.start()
-            theirs.close()
-            ends.append(mine)
-            processes.append(process)
-        rows = [_answer(end, time.monotonic() + _NODE_TIMEOUT_S + 5) for end in ends]
-        for process in processes:
-            process.kill()
-            process.join(1)
+        task = (size_bytes, backend, os.path.join(folder, "store"))
+        rows = run_forked(world, _rank, task, backend=backend, timeout_s=_NODE_TIMEOUT_S)
+    return [Measured(*row) if isinstance(row, tuple) else row for row in rows]
+
+
+def run_forked(
+    world: int, body: Callable[..., None], task: tuple[Any, ...], *, backend: str, timeout_s: float
+) -> list[tuple[Any, ...] | str]:
+    """Call `body(rank, world, pipe, *task)` on ranks of this machine; what each sends, in order.
+
+    A text says why a rank has no result. Ranks of NCCL are spawned: CUDA does not survive a fork.
+    """
+    fork: Any = multiprocessing.get_context("fork" if backend == "gloo" else "spawn")
+    ends, processes = [], []
+    for rank in range(world):
+        mine, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=body, args=(rank, world, theirs, *task), daemon=True)
+        process.start()
+        theirs.close()
+        ends.append(mine)
+        processes.append(process)
+    until = time.monotonic() + timeout_s + 5
+    rows = [_answer(end, until) for end in ends]
+    for process in processes:
+        process.kill()
+        process.join(1)
     return rows
 
 
-def _answer(end: Connection, until: float) -> "Measured | str":
+def _answer(end: Connection, until: float) -> tuple[Any, ...] | str:
     try:
         if not wait([end], timeout=max(0.0, until - time.monotonic())):
             return "did not answer"
         row = end.recv()  # from a process that we forked
     except EOFError:
         return "ended without an answer"
-    return Measured(*row) if isinstance(row, tuple) else str(row)
+    return row if isinstance(row, tuple) else str(row)
 
 
 def _rank(
-    rank: int, world: int, size_bytes: int, backend: str, path: str, pipe: Connection
+    rank: int, world: int, pipe: Connection, size_bytes: int, backend: str, path: str
 ) -> None:
     """One rank of the node's own all-to-all."""
     import torch

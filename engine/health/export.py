@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import MissingError, TraceError
+from engine.health.fleet import FleetReport
 from engine.health.recording import Recording
 from engine.health.result import ACTIONS, ORDER, NodeReport, severest
 
@@ -74,22 +75,49 @@ def _write(path: Path, data: bytes) -> None:
         ) from error
 
 
+def write_nodes(path: Path, nodes: Iterable[str]) -> None:
+    """Write names of nodes, one a line, as schedulers want them for exclusion."""
+    _write(path, "".join(f"{node}\n" for node in nodes).encode())
+
+
 def read_reports(paths: Sequence[Path]) -> list[NodeReport]:
-    """Reports from files that hold one JSON document, or one a line; TraceError names a bad one."""
-    return [report for path in paths for report in _reports(path)]
+    """Reports of nodes from files that hold one document of a node or a fleet, or one a line.
+
+    TraceError names a file that does not.
+    """
+    found: list[NodeReport] = []
+    for path in paths:
+        for report in _documents(path):
+            found += [report] if isinstance(report, NodeReport) else report.nodes
+    return found
 
 
-def _reports(path: Path) -> Iterable[NodeReport]:
+def read_report(path: Path) -> NodeReport | FleetReport:
+    """The report of a node or of a fleet."""
+    return _documents(path)[0]
+
+
+def _documents(path: Path) -> list[NodeReport | FleetReport]:
     try:
         if path.stat().st_size > _MAX_REPORTS:
             raise TraceError(f"{path}: larger than 256 MiB", remedy="give fewer reports a file")
         data = path.read_bytes()
         try:
-            return [msgspec.json.decode(data, type=NodeReport)]
+            return [_decode(data)]
         except msgspec.DecodeError:
-            lines = [line for line in data.splitlines() if line.strip()]
-            return [msgspec.json.decode(line, type=NodeReport) for line in lines]
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = [_decode(line) for line in data.splitlines() if line.strip()]
+            if found:
+                return found
+            raise
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f"{path}: not a report: {error}", remedy="write it with msctl selfcheck --json"
         ) from error
+
+
+def _decode(data: bytes) -> NodeReport | FleetReport:
+    """A fleet if it says which nodes it has, else a node."""
+    try:
+        return msgspec.json.decode(data, type=FleetReport)
+    except msgspec.ValidationError:
+        return msgspec.json.decode(data, type=NodeReport)

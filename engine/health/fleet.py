@@ -7,23 +7,21 @@ tests (paper 4.3: the test between hosts only follows when the one inside has pa
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from engine.comm.resp import Client
 from engine.health.agent import Done, Task, names
+from engine.health.compare import digests, outliers, skew
 from engine.health.look import problem
-from engine.health.pairing import Bisection, Neighbours, Pair
-from engine.health.profile import quantity
+from engine.health.pairing import Bisection, Neighbours, Pair, halves, tournament
 from engine.health.result import ORDER, CheckResult, NodeReport, Status, worst
 from engine.health.suite import Level
 from engine.spec.base import NonNegative, Noun, Ratio
 from engine.units import show_bytes, show_seconds
 
-_OUTLIER = 0.8
-_IGNORED_FACTS = ("vbios",)
+_MARGIN_S = 5.0
 Say = Callable[[str], None]
 
 
@@ -47,6 +45,8 @@ class FleetReport(Noun, frozen=True, kw_only=True):
     unfit: tuple[str, ...] = ()
     """Nodes to leave out of the job."""
     rounds: int = 0
+    past: dict[str, int] = msgspec.field(default_factory=dict)
+    """Node -> how many looks of the last 30 days found it unfit, where that is remembered."""
 
     @property
     def status(self) -> Status:
@@ -64,14 +64,23 @@ class Plan(Noun, frozen=True, kw_only=True):
     level: Level = "passive"
     only: tuple[str, ...] = ()
     profile: str = ""
+    alone: bool = True
+    """Check each node by itself."""
     pairs: bool = True
+    """Test nodes with their neighbours."""
     bisect: bool = False
+    """Test all nodes together, and halve what fails."""
+    all_pairs: bool = False
+    """Test every pair, not only neighbours: n - 1 rounds for n nodes, for the heat map."""
     size_bytes: int = 16 << 20
     slow_share: Ratio = 0.5
     """A pair below this share of the median of all pairs is slow: equal nodes spread less."""
-    timeout_s: float = 5.0
+    timeout_s: float = 10.0
+    """Longest wait of one operation of a test between nodes."""
     backend: str = "gloo"
     come_s: float = 60.0
+    warm_s: float = 120.0
+    """Longest wait for a node to get ready for tests with others: it imports torch."""
     check_s: float = 240.0
 
 
@@ -145,28 +154,29 @@ def check_fleet(
         for n in nodes
         if n not in came
     ]
-    task = Task(
-        kind="node", id=fleet.new_id("node"), level=plan.level, only=plan.only, profile=plan.profile
-    )
-    answers = fleet.ask(dict.fromkeys(came, task), plan.check_s)
-    reports = [a.report for a in answers.values() if a.report is not None]
-    for node in came:
-        if node not in answers or answers[node].report is None:
-            why = answers[node].error if node in answers else "its checks did not end in time"
-            group.append(_silent(node, why))
-    group += skew(reports) + outliers(reports)
+    reports: list[NodeReport] = []
+    if plan.alone:
+        reports, silent = _alone(fleet, came, plan)
+        group += silent + skew(reports) + outliers(reports) + digests(reports)
     unfit = {r.node for r in reports if r.status in ("fail", "error")}
     unfit |= {r.target for r in group if r.status == "fail"}
     fit = [n for n in came if n not in unfit]
     pairs: list[PairRate] = []
     rounds = 0
+    if (plan.pairs or plan.bisect) and len(fit) > 1:
+        fit, found = _ready(fleet, fit, plan)
+        group += found
+        unfit |= {r.target for r in found if r.status == "fail"}
     if plan.pairs and len(fit) > 1:
         say(f"testing {len(fit)} nodes with their neighbours")
         found, pairs, rounds = _neighbours(fleet, fit, plan, switch_of or {})
         group += found
         unfit |= {r.target for r in found if r.status == "fail" and "<->" not in r.target}
         fit = [n for n in fit if n not in unfit]
+        if plan.all_pairs:
+            pairs += _all_pairs(fleet, fit, plan, pairs, say)
     if plan.bisect and len(fit) > 1:
+        say(f"testing {len(fit)} nodes together")
         group += _bisect(fleet, fit, plan)
     fleet.dismiss()
     order = sorted(reports, key=lambda r: (r.node not in unfit, -ORDER.index(r.status), r.node))
@@ -178,6 +188,39 @@ def check_fleet(
         unfit=tuple(n for n in nodes if n in unfit),
         rounds=rounds,
     )
+
+
+def _alone(
+    fleet: Fleet, nodes: Sequence[str], plan: Plan
+) -> tuple[list[NodeReport], list[CheckResult]]:
+    """What each node finds by itself, and the nodes that did not say."""
+    task = Task(
+        kind="node", id=fleet.new_id("node"), level=plan.level, only=plan.only, profile=plan.profile
+    )
+    answers = fleet.ask(dict.fromkeys(nodes, task), plan.check_s)
+    silent = []
+    for node in nodes:
+        if node not in answers or answers[node].report is None:
+            why = answers[node].error if node in answers else "its checks did not end in time"
+            silent.append(_silent(node, why))
+    return [a.report for a in answers.values() if a.report is not None], silent
+
+
+def _ready(fleet: Fleet, nodes: Sequence[str], plan: Plan) -> tuple[list[str], list[CheckResult]]:
+    """The nodes that can be tested with others; what keeps the rest from it."""
+    task = Task(kind="warm", id=fleet.new_id("warm"))
+    answers = fleet.ask(dict.fromkeys(nodes, task), plan.warm_s)
+    found = []
+    for node in nodes:
+        if node not in answers:
+            found.append(_silent(node, f"it was not ready within {show_seconds(plan.warm_s)}"))
+        elif answers[node].error:
+            left_out = CheckResult(
+                check="pair.neighbour", target=node, status="skip", message=answers[node].error
+            )
+            found.append(left_out)
+    out = {r.target for r in found}
+    return [n for n in nodes if n not in out], found
 
 
 def _silent(node: str, why: str) -> CheckResult:
@@ -271,7 +314,7 @@ def run_groups(
                 backend="nccl" if plan.backend == "nccl" else "gloo",
             )
     # meeting, warm-up and a collective may each take the whole time-out
-    answers = fleet.ask(tasks, 3 * plan.timeout_s + 10)
+    answers = fleet.ask(tasks, 3 * plan.timeout_s + _MARGIN_S)
     rates = [_rate_of(members, answers) for members in groups]
     well = [*known, *(r.bytes_per_s for r in rates if r.is_well)]
     middle = statistics.median(well) if len(well) > 1 else 0.0
@@ -298,93 +341,67 @@ def _rate_of(members: tuple[str, ...], answers: Mapping[str, Done]) -> PairRate:
     )
 
 
+def _all_pairs(
+    fleet: Fleet, nodes: Sequence[str], plan: Plan, known: Sequence[PairRate], say: Say
+) -> list[PairRate]:
+    """The pairs that the neighbour test left out, round by round."""
+    seen = {frozenset(rate.nodes) for rate in known}
+    rates: list[PairRate] = []
+    for pairs in tournament(nodes):
+        left = [pair for pair in pairs if frozenset(pair) not in seen]
+        if left:
+            well = [r.bytes_per_s for r in (*known, *rates) if r.is_well]
+            rates += run_groups(fleet, left, plan, known=well)
+    say(f"tested {len(rates)} more pairs")
+    return rates
+
+
 def _bisect(fleet: Fleet, nodes: Sequence[str], plan: Plan) -> list[CheckResult]:
+    """Halve what fails; groups of a round run side by side, and what is slow once runs again."""
     search = Bisection(nodes)
+    why: dict[tuple[str, ...], PairRate] = {}
     while groups := search.next_round():
-        big = [g for g in groups if len(g) > 1]
-        seen = {r.nodes: r.is_well for r in run_groups(fleet, big, plan)} if big else {}
-        search.give({g: seen.get(g, True) for g in groups})
-    found = [
-        problem(
-            "fail",
-            " ".join(g),
-            f"{len(g)} nodes fail together",
-            action="evict",
-            remedy="leave these nodes out and test again",
-        )
-        for g in search.suspects
-    ]
+        seen = _hold_together(fleet, groups, plan)
+        again = tuple(g for g, rate in seen.items() if not rate.is_well and rate.bytes_per_s)
+        if again:
+            seen |= _hold_together(fleet, again, plan)
+        why |= seen
+        search.give({g: rate.is_well for g, rate in seen.items()})
+    found = [_together(g, why[g]) for g in search.suspects]
     if not found:
         found = [CheckResult(status="ok", message=f"{len(nodes)} nodes together are well")]
     return [msgspec.structs.replace(r, check="group.bisect") for r in found]
 
 
-def skew(reports: Sequence[NodeReport]) -> list[CheckResult]:
-    """Versions that differ between the nodes: the minority is named."""
-    found = []
-    for fact in sorted({f for r in reports for f in r.facts} - set(_IGNORED_FACTS)):
-        values = {r.node: r.facts.get(fact, "absent") for r in reports}
-        counts = Counter(values.values()).most_common()
-        if len(counts) < 2:
-            continue
-        usual, most = counts[0]
-        tie = most * 2 <= len(reports)
-        for node, value in values.items():
-            if value != usual:
-                found.append(
-                    msgspec.structs.replace(
-                        problem(
-                            "warn",
-                            node,
-                            f"{fact} {value}, most nodes have {usual}"
-                            if not tie
-                            else f"{fact} {value}, others have {usual}",
-                            action="fix",
-                            measured=value,
-                            expected=usual,
-                            bar="majority of the nodes",
-                            remedy=f"install one version of {fact} on all nodes",
-                        ),
-                        check="group.skew",
-                    )
-                )
-    return found
+def _together(group: tuple[str, ...], rate: PairRate) -> CheckResult:
+    """A group that fails is unfit as it is; one that is only slow is to be looked at."""
+    is_slow = bool(rate.bytes_per_s)
+    return problem(
+        "warn" if is_slow else "fail", " ".join(group),
+        f"{len(group)} nodes together: {rate.why}", action="watch" if is_slow else "evict",
+        remedy="look at the switches between their halves" if is_slow
+        else "leave these nodes out and test again",
+        measured=rate.bytes_per_s or None, unit="B/s",
+    )  # fmt: skip
 
 
-def outliers(reports: Sequence[NodeReport]) -> list[CheckResult]:
-    """Measured rates far below the median of the fleet, so that unknown hardware is judged too."""
-    rates: dict[str, dict[str, float]] = {}
-    units: dict[str, str] = {}
-    for report in reports:
-        for r in report.results:
-            if r.status == "ok" and r.unit.endswith("/s") and isinstance(r.measured, int | float):
-                key = quantity(r.check, r.target)
-                slowest = rates.setdefault(key, {})
-                slowest[report.node] = min(
-                    float(r.measured), slowest.get(report.node, float("inf"))
-                )
-                units[key] = r.unit
-    found = []
-    for key, by_node in rates.items():
-        if len(by_node) < 4:  # with three, one of them is always at the edge
-            continue
-        middle = statistics.median(by_node.values())
-        for node, rate in by_node.items():
-            if rate < _OUTLIER * middle:
-                found.append(
-                    msgspec.structs.replace(
-                        problem(
-                            "warn",
-                            node,
-                            f"{key} at {rate / middle:.0%} of the fleet's median",
-                            action="watch",
-                            measured=rate,
-                            expected=middle,
-                            unit=units[key],
-                            bar="median of the fleet",
-                            remedy="test the node again when it is idle",
-                        ),
-                        check="group.outlier",
-                    )
-                )
+def _hold_together(
+    fleet: Fleet, groups: Sequence[tuple[str, ...]], plan: Plan
+) -> dict[tuple[str, ...], PairRate]:
+    """Whether each group works, and no slower than its own halves side by side.
+
+    The halves load nodes and network as much as the whole does, so they say what it should reach.
+    """
+    lenient = msgspec.structs.replace(plan, slow_share=0.0)
+    parts = [half for g in groups if len(g) > 3 for half in halves([g])]
+    reached = {r.nodes: r for r in run_groups(fleet, parts, lenient)} if parts else {}
+    big = [g for g in groups if len(g) > 1]
+    found = {g: PairRate(nodes=g, is_well=True) for g in groups}
+    for rate in run_groups(fleet, big, lenient) if big else []:
+        well = [r.bytes_per_s for h in halves([rate.nodes]) if (r := reached.get(h)) and r.is_well]
+        middle = statistics.median(well) if well else 0.0
+        if rate.is_well and rate.bytes_per_s < plan.slow_share * middle:
+            told = f"{show_bytes(rate.bytes_per_s)}/s, their halves {show_bytes(middle)}/s"
+            rate = msgspec.structs.replace(rate, is_well=False, why=told)
+        found[rate.nodes] = rate
     return found

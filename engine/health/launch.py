@@ -3,16 +3,19 @@
 Every starter hands the greeting over by standard input, never on a command line.
 """
 
+import contextlib
+import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
 
@@ -22,17 +25,36 @@ from engine.health.agent import Hello
 Where = Literal["local", "hosts", "slurm", "k8s"]
 _AGENT = ("-m", "msctl.agent")
 _MAX_HOSTS = 1 << 20
+_TAIL = 4096
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?$")
+
+
+class Starter(NamedTuple):
+    """One process that brings up agents, and what it complains about."""
+
+    nodes: tuple[str, ...]
+    process: "subprocess.Popen[bytes]"
+    errors: BinaryIO
 
 
 class Started:
     """Running agents; `stop` ends what is left of them."""
 
-    def __init__(
-        self, nodes: Sequence[str], processes: Sequence["subprocess.Popen[bytes]"]
-    ) -> None:
+    def __init__(self, nodes: Sequence[str], starters: Sequence["Starter"]) -> None:
         self.nodes = list(nodes)
-        self._processes = list(processes)
+        self._starters = list(starters)
+        self._processes = [starter.process for starter in starters]
+
+    def said(self) -> dict[str, str]:
+        """Node -> the last line that its starter or agent wrote to its error output."""
+        found: dict[str, str] = {}
+        for starter in self._starters:
+            end = starter.errors.seek(0, os.SEEK_END)
+            starter.errors.seek(max(0, end - _TAIL))
+            lines = starter.errors.read().decode("utf-8", "replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            found |= {node: last[:300] for node in starter.nodes if last}
+        return found
 
     def stop(self) -> None:
         """End the starters; agents end with them or when nobody speaks to them."""
@@ -73,11 +95,11 @@ def start(where: Where, hello: Hello, nodes: Sequence[str], *, job: str = "",
     within = [f"--jobid={job}", "--overlap"] if job else []
     command = ["srun", *within, f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--no-kill",
                f"--nodelist={','.join(nodes)}", sys.executable, *_AGENT]  # fmt: skip
-    return Started(nodes, [_popen(command, hello, "")])
+    return Started(nodes, [_popen(command, hello, tuple(nodes))])
 
 
 def _each(nodes: Sequence[str], hello: Hello, command: Callable[[str], list[str]]) -> Started:
-    return Started(nodes, [_popen(command(node), hello, node) for node in nodes])
+    return Started(nodes, [_popen(command(node), hello, (node,)) for node in nodes])
 
 
 def read_hosts(path: Path) -> tuple[list[str], dict[str, str]]:
@@ -118,16 +140,19 @@ def reachable_host() -> str:
             return "127.0.0.1"
 
 
-def _popen(command: Sequence[str], hello: Hello, node: str) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+def _popen(command: Sequence[str], hello: Hello, nodes: tuple[str, ...]) -> Starter:
+    """Start, and greet by standard input; an agent that serves one node is told which."""
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when a node stays silent
+    process = subprocess.Popen(
+        list(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
+    )
     assert process.stdin is not None, "a pipe was asked for"
-    greeting = msgspec.structs.replace(hello, node=node)
-    try:
+    alone = nodes[0] if len(nodes) == 1 and "srun" not in command[0] else ""
+    greeting = msgspec.structs.replace(hello, node=alone)
+    with contextlib.suppress(BrokenPipeError):  # ended at once: its node will stay silent
         process.stdin.write(msgspec.json.encode(greeting) + b"\n")
         process.stdin.close()
-    except BrokenPipeError:
-        pass  # it ended at once: the node will be reported as silent
-    return process
+    return Starter(nodes, process, errors)
 
 
 def _need(program: str, remedy: str) -> None:

@@ -61,8 +61,13 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 def visit(probe: RealProbe, wish: Wish, *, on_results: OnResults | None = None) -> Visit:
-    """Check this machine. Everything that may hang happens in a child process."""
+    """Check this machine; RecipeError if a check or profile that is wished for does not exist.
+
+    Everything that may hang happens in a child process.
+    """
     checks = select(CHECKS, level=wish.level, only=wish.only)
+    if wish.profile:  # an unknown one is the caller's error, not one of every check
+        choose((*wish.profiles, *builtin_profiles()), None, name=wish.profile)
     boot = uptime(probe)
     before = None
     if wish.state is not None:

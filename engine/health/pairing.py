@@ -140,6 +140,20 @@ def _alternate(ring: Sequence[str], turn: int) -> Iterator[Pair]:
         yield ring[i], ring[(i + 1) % size]
 
 
+def tournament(nodes: Sequence[str]) -> list[tuple[Pair, ...]]:
+    """Rounds in which every node meets every other once: one stays, the rest go round."""
+    ring: list[str] = [*dict.fromkeys(nodes)]
+    if len(ring) % 2:
+        ring.append("")  # who meets nobody has a rest
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append(tuple((min(p), max(p)) for p in pairs if all(p)))
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds
+
+
 def halves(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
     """The next round of a bisection: each failed group in two, siblings side by side."""
     found: list[tuple[str, ...]] = []

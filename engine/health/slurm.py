@@ -65,6 +65,10 @@ def topology() -> dict[str, str]:
     return slurm_switches(output(["scontrol", "show", "topology"]))
 
 
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[0][:200]
+
+
 def output(command: Sequence[str]) -> str:
     """What a scheduler's command prints. MissingError if it is absent, fails or hangs."""
     if shutil.which(command[0]) is None:
@@ -82,7 +86,7 @@ def output(command: Sequence[str]) -> str:
         ) from None
     if ended.returncode:
         raise MissingError(
-            f"`{' '.join(command[:3])}` failed: {ended.stderr.strip()[:200]}",
+            f"`{' '.join(command[:3])}` failed: {_first_line(ended.stderr)}",
             remedy="check that the scheduler answers here",
         )
     return ended.stdout

@@ -16,6 +16,7 @@ from engine.health import (
     host,
     host_rate,
     host_system,
+    init,
     network,
     network_rate,
     network_setup,
@@ -100,6 +101,7 @@ CHECKS: tuple[Check, ...] = (
     _check("gpu.p2p", "light", gpu.peer_paths, "cuda", "load", deadline_s=60.0),
     _check("gpu.memory_test", "full", gpu.memory, "cuda", "load", deadline_s=600.0),
     _check("comm.node", "light", collective.node, "load", "cuda", deadline_s=120.0),
+    _check("comm.init", "light", init.startup, "load", "network", deadline_s=150.0),
     _check("net.loopback", "light", network_rate.loopback, "rdma", deadline_s=300.0),
     _check("net.rnic_pairs", "full", network_rate.rnic_pairs, "rdma", deadline_s=600.0),
 )

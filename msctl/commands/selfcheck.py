@@ -2,34 +2,60 @@
 
 import os
 from collections.abc import Sequence
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from engine.errors import RecipeError
 from engine.health.result import CheckResult, Convention, NodeReport, exit_code
-from msctl.commands.selfcheck_show import show_fleet, show_line, show_list, show_report
+from msctl.commands.selfcheck_show import (
+    node_of,
+    show_fleet,
+    show_history,
+    show_line,
+    show_list,
+    show_report,
+)
 from msctl.flags import CONTEXT, Flags, command_flags
 from msctl.ui import Ui
 
 if TYPE_CHECKING:
     from engine.health.allocation import Allocation
-    from engine.health.fleet import Plan
+    from engine.health.fleet import FleetReport, Plan
     from engine.health.node import Wish
 
-Where = Literal["local", "hosts", "slurm"]
+Where = Literal["local", "hosts", "slurm", "k8s"]
 Level = Literal["passive", "light", "full"]
+
+
+class Suite(str, Enum):
+    """What is tested of many nodes. An enumeration, since typer takes no list of literals."""
+
+    node = "node"
+    pair = "pair"
+    group = "group"
+
+
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", metavar="CHECK", help="Only this check, or all of `gpu`, `host`, `net`."
+        "--only", metavar="CHECK", help="Only this check, or all of `gpu`, `host`, `net`, `comm`."
+    ),
+]
+Suites = Annotated[
+    list[Suite] | None,
+    typer.Option(
+        "--suite", help="With --on: nodes alone, neighbours in pairs, or all as a group, halved."
     ),
 ]
 
 
 Many = Annotated[
     Where | None,
-    typer.Option("--on", help="Check many nodes: local agents, ssh hosts, or Slurm."),
+    typer.Option("--on", help="Check many nodes: local agents, ssh hosts, Slurm, Kubernetes."),
 ]
 Profiles = Annotated[
     Path | None, typer.Option(help="TOML file of more machine types.", dir_okay=False)
@@ -53,6 +79,20 @@ Recorded = Annotated[
 Hosts = Annotated[
     Path | None, typer.Option(help="For --on hosts: one node a line, with its switch.")
 ]
+Redis = Annotated[
+    str,
+    typer.Option(
+        help="Redis to use, redis://HOST:6379/0?password_file=PATH (default: a private one)."
+    ),
+]
+Selector = Annotated[str, typer.Option(help="For --on k8s: labels of the pods, as app=train.")]
+Node = Annotated[str, typer.Option(help="With --on: also all results of this node.")]
+Matrix = Annotated[
+    bool, typer.Option("--all-pairs", help="With --on: test every pair, for the heat map.")
+]
+Together = Annotated[
+    bool, typer.Option("--bisect", help="With --on: also test all together, halve what fails.")
+]
 Exclude = Annotated[Path | None, typer.Option(help="With --on: write unfit nodes, one a line.")]
 Depth = Annotated[
     Level, typer.Option(help="passive: 2 s, safe beside a job; light: a minute; full: all.")
@@ -75,11 +115,15 @@ def _run(
     recording: Recorded = None,
     on: Many = None,
     hosts: Hosts = None,
+    suite: Suites = None,
     job: Annotated[str, typer.Option(help="For --on slurm: id of a running job.")] = "",
+    selector: Selector = "",
+    namespace: Annotated[str, typer.Option(help="For --on k8s: namespace of the pods.")] = "",
     agents: Annotated[int, typer.Option(help="For --on local: how many.", min=1, max=64)] = 4,
-    redis: Annotated[str, typer.Option(help="Use this Redis instead of a private one.")] = "",
-    pairs: Annotated[bool, typer.Option(help="With --on: test nodes with neighbours.")] = True,
-    bisect: Annotated[bool, typer.Option(help="With --on: halve groups that fail.")] = False,
+    redis: Redis = "",
+    all_pairs: Matrix = False,
+    bisect: Together = False,
+    node: Node = "",
     exclude_file: Exclude = None,
 ) -> None:
     """Check whether this machine is fit to train, or with --on each machine of many.
@@ -91,7 +135,9 @@ def _run(
     - `msctl selfcheck`
     - `msctl selfcheck --level light --only gpu`
     - `msctl selfcheck --json --exit nagios`
+    - `msctl selfcheck --only init`
     - `msctl selfcheck --on hosts --hosts nodes.txt --exclude-file bad.txt`
+    - `msctl selfcheck --on slurm --job 4242 --suite pair --all-pairs`
     - `msctl selfcheck learn healthy/*.json --name site-h100`
     """
     from engine.health.allocation import Allocation
@@ -100,19 +146,39 @@ def _run(
     from engine.health.profile import load_profiles
 
     names = tuple(only or ())
+    suites = {one.value for one in suite or ()}
+    home = state or _state_folder()
     if list_:
         ui.result(listed(names), show_list)
     elif on is not None:
-        plan = Plan(level=level, only=names, profile=profile, pairs=pairs, bisect=bisect)
-        where = Allocation(where=on, hosts=hosts, job=job, agents=agents, redis=redis)
-        _end(_many(ui, where, plan, profiles, exclude_file), exit_)
+        plan = Plan(
+            level=level, only=names, profile=profile, alone=not suites or "node" in suites,
+            pairs=not suites or "pair" in suites, bisect=bisect or "group" in suites,
+            all_pairs=all_pairs,
+        )  # fmt: skip
+        where = Allocation(where=on, hosts=hosts, job=job, agents=agents, redis=redis,
+                           selector=selector, namespace=namespace)  # fmt: skip
+        fleet = _many(ui, where, plan, profiles, exclude_file, home)
+        ui.result(fleet, partial(show_fleet, node=node, matrix=all_pairs))
+        _end([*fleet.group, *(r for one in fleet.nodes for r in one.results)], exit_)
     else:
+        _refuse_fleet_options(suites, bool(exclude_file or node or all_pairs or bisect or hosts))
         known = load_profiles(profiles) if profiles else ()
-        wish = Wish(level, names, profile, known, since, str(folder), state or _state_folder(),
+        wish = Wish(level, names, profile, known, since, str(folder), home,
                     record=record is not None)  # fmt: skip
         report = _one(ui, wish, recording, record, prometheus)
         ui.result(report, show_report if exit_ == "house" else show_line)
         _end(report.results, exit_)
+
+
+def _refuse_fleet_options(suites: set[str], has_others: bool) -> None:
+    """Options that need many nodes are wrong on one, rather than without effect."""
+    if suites - {"node"} or has_others:
+        raise RecipeError(
+            "--suite pair and group, --all-pairs, --bisect, --hosts, --node and --exclude-file "
+            "are for many nodes",
+            remedy="say which with --on local, hosts, slurm or k8s",
+        )
 
 
 def _one(
@@ -120,6 +186,7 @@ def _one(
 ) -> NodeReport:
     """The report of this machine, or of a recorded one."""
     from engine.health.export import write_prometheus, write_recording
+    from engine.health.history import remember
     from engine.health.node import revisit, visit
     from engine.health.probe import RealProbe
     from engine.health.recording import read_recording
@@ -129,6 +196,8 @@ def _one(
     else:
         probe = RealProbe(env=os.environ, node=os.environ.get("SLURMD_NODENAME", ""))
         report, taken = visit(probe, wish)
+        if wish.state is not None:
+            remember(wish.state, [report])
         if record is not None and taken is not None:
             write_recording(record, taken)
             ui.note(f"wrote {record}")
@@ -138,17 +207,29 @@ def _one(
 
 
 def _many(
-    ui: Ui, where: "Allocation", plan: "Plan", profiles: Path | None, exclude: Path | None
-) -> list[CheckResult]:
-    """Every node of an allocation; what was found on all of them and between them."""
+    ui: Ui,
+    where: "Allocation",
+    plan: "Plan",
+    profiles: Path | None,
+    exclude: Path | None,
+    state: Path,
+) -> "FleetReport":
+    """Every node of an allocation, with what is remembered of each."""
+    import msgspec
+
     from engine.health.allocation import check_allocation
+    from engine.health.export import write_nodes
+    from engine.health.history import lemons, recall, remember
 
     fleet = check_allocation(where, plan, profiles=profiles, say=ui.note)
+    past = lemons(recall(state))
+    names = {node.node for node in fleet.nodes} | set(fleet.unfit)
+    fleet = msgspec.structs.replace(fleet, past={n: c for n, c in past.items() if n in names})
+    remember(state, fleet.nodes)
     if exclude is not None:
-        exclude.write_text("".join(f"{node}\n" for node in fleet.unfit), encoding="utf-8")
+        write_nodes(exclude, fleet.unfit)
         ui.note(f"wrote {exclude}")
-    ui.result(fleet, show_fleet)
-    return [*fleet.group, *(r for node in fleet.nodes for r in node.results)]
+    return fleet
 
 
 def learn(
@@ -175,6 +256,43 @@ def learn(
     else:
         out.write_text(text, encoding="utf-8")
         ui.note(f"wrote {out}; use it with --profiles {out} --profile {name}")
+
+
+def history(
+    ui: Ui,
+    node: Annotated[str, typer.Argument(help="Name of a node (default: all).")] = "",
+    state: State = None,
+) -> None:
+    """Show what earlier looks at a node found, oldest first.
+
+    Examples:
+    - `msctl selfcheck history`
+    - `msctl selfcheck history node17 --json`
+    """
+    from engine.health.history import recall
+
+    ui.result(recall(state or _state_folder(), node), show_history)
+
+
+def show(
+    ui: Ui,
+    report: Annotated[Path, typer.Argument(help="Report of a check with --json.", dir_okay=False)],
+    node: Annotated[str, typer.Option(help="Only this node of a fleet, with all results.")] = "",
+) -> None:
+    """Show a report that was written with --json, or one node of it.
+
+    Examples:
+    - `msctl selfcheck show fleet.json --node node17`
+    """
+    from engine.health.export import read_report
+
+    found = read_report(report)
+    if isinstance(found, NodeReport):
+        ui.result(found, show_report)
+    elif node:
+        ui.result(node_of(found, node), show_report)
+    else:
+        ui.result(found, show_fleet)
 
 
 def _state_folder() -> Path:
@@ -207,7 +325,8 @@ def _command() -> typer.Typer:
     root.__signature__ = check.__signature__  # type: ignore[attr-defined]
     root.__annotations__ = check.__annotations__
     made.callback(invoke_without_command=True)(root)
-    made.command("learn")(command_flags(learn))
+    for name, function in (("learn", learn), ("history", history), ("show", show)):
+        made.command(name)(command_flags(function))
     return made
 
 

@@ -113,3 +113,68 @@ def test_this_machine_is_looked_at_for_real(msctl, tmp_path):
     assert "host.shm" in ended.out
     again = msctl("selfcheck", "--only", "host.shm", "--recording", str(tmp_path / "me.json"))
     assert again.code == ended.code
+
+
+def fleet_file(tmp_path):
+    from engine.health.fleet import FleetReport, PairRate
+
+    def node(name, status):
+        result = CheckResult(check="gpu.ecc", target="gpu3", status=status, message="2 errors")
+        return NodeReport(node=name, machine="8 GPUs", profile="p", level="light", time_s=0,
+                          seconds=1, results=(result,))  # fmt: skip
+
+    pairs = (PairRate(nodes=("a", "b"), is_well=True, bytes_per_s=1e9),)
+    silent = CheckResult(check="group.silent", target="c", status="fail", message="no answer")
+    fleet = FleetReport(seconds=3, nodes=(node("b", "fail"), node("a", "ok")), group=(silent,),
+                        pairs=pairs, unfit=("b", "c"), past={"b": 2})  # fmt: skip
+    path = tmp_path / "fleet.json"
+    path.write_bytes(msgspec.json.encode(fleet))
+    return str(path)
+
+
+def test_a_written_report_is_shown_again_whole_or_one_node_of_it(msctl, tmp_path):
+    path = fleet_file(tmp_path)
+    whole = msctl("selfcheck", "show", path)
+    assert whole.out.startswith("UNFIT  2 of 3 nodes: b c")
+    assert "b\tfail\tgpu.ecc gpu3: 2 errors\t2\t8 GPUs" in whole.out
+    one = msctl("selfcheck", "show", path, "--node", "b")
+    assert one.out.startswith("UNFIT  b: 8 GPUs")
+    absent = msctl("selfcheck", "show", path, "--node", "c", "--json")
+    assert json.loads(absent.out)["results"][0]["message"] == "no answer"
+    wrong = msctl("selfcheck", "show", path, "--node", "d")
+    assert wrong.code == 3
+    assert "there is no node 'd'" in wrong.err
+    (tmp_path / "x.json").write_text("{}")
+    assert msctl("selfcheck", "show", str(tmp_path / "x.json")).code == 3
+
+
+def test_history_shows_earlier_looks(msctl, tmp_path):
+    from engine.health.history import remember
+
+    result = CheckResult(check="gpu.ecc", status="fail", message="2 errors")
+    report = NodeReport(node="n1", machine="", profile="", level="light", time_s=86400.0, seconds=1,
+                        results=(result,))  # fmt: skip
+    remember(tmp_path, [report])
+    ended = msctl("selfcheck", "history", "n1", "--state", str(tmp_path))
+    assert ended.out.splitlines()[1] == (
+        "1970-01-02 00:00:00\tn1\tlight\tfail\tgpu.ecc node: 2 errors"
+    )
+    assert msctl("selfcheck", "history", "n2", "--state", str(tmp_path)).out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "what"),
+    [(["--suite", "pair"], 3, "are for many nodes"), (["--all-pairs"], 3, "are for many nodes"),
+     (["--bisect"], 3, "--on local, hosts, slurm or k8s"),
+     (["--on", "hosts"], 3, "--on hosts names no nodes"),
+     (["--on", "k8s"], 3, "--on k8s names no pods"),
+     (["--on", "slurm", "--job", "x"], 5, "not the id of a job"),
+     (["--suite", "all"], 2, "--suite"), (["--level", "deep"], 2, "--level"),
+     (["--profiles", "/nonexistent.toml"], 3, "nonexistent"),
+     (["--profile", "h900"], 3, "h900"), (["--recording", "/nonexistent.json"], 3, "not a record")],
+)  # fmt: skip
+def test_wrong_options_are_errors_with_a_remedy(msctl, tmp_path, options, code, what):
+    ended = msctl("selfcheck", *options, "--state", str(tmp_path))
+    assert ended.code == code, ended.err
+    assert what in ended.err
+    assert ended.out == ""

@@ -18,7 +18,7 @@ def test_unfit_nodes_come_first_with_what_they_have(capsys):
     show_fleet(Ui(), FleetReport(seconds=3, nodes=(node("b", "fail"), node("a", "ok")), pairs=pairs,
                                  unfit=("b",), rounds=2))  # fmt: skip
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "UNFIT  1 nodes: b"
+    assert out[0] == "UNFIT  1 of 2 nodes: b"
     assert out[1] == "3 s, 1 pairs in 2 rounds"
     assert "fail\tb\tgpu.ecc\tgpu3\t2 errors\tnone" in out
     assert "a b\t0 B/s\ttimed out" in out

@@ -1,7 +1,7 @@
 """The leader's side, against scripted agents: who is bad, what differs, what is slow."""
 
 from engine.health.agent import Done
-from engine.health.fleet import Plan, check_fleet, outliers, run_groups, skew
+from engine.health.fleet import Plan, check_fleet, run_groups
 from engine.health.result import CheckResult, NodeReport
 
 
@@ -19,9 +19,12 @@ def report(node, *, status="ok", rate=1e9, **facts):
 class Scripted:
     """A fleet whose agents answer by rules instead of over the network."""
 
-    def __init__(self, nodes, *, absent=(), mute=(), sick=(), bad=(), slow=(), links=()):
+    def __init__(
+        self, nodes, *, absent=(), mute=(), sick=(), bad=(), slow=(), links=(), torchless=()
+    ):
         self.nodes, self.absent, self.mute, self.sick = nodes, absent, mute, sick
         self.bad, self.slow, self.links = bad, slow, links
+        self.torchless = torchless
         self.number, self.dismissed, self.asked = 0, False, []
 
     def gather(self, within_s):
@@ -39,6 +42,11 @@ class Scripted:
             if task.kind == "node":
                 status = "fail" if node in self.sick else "ok"
                 found[node] = Done(node=node, id=task.id, report=report(node, status=status))
+                continue
+            if task.kind == "warm":
+                torchless = node in self.torchless
+                error = "torch is not installed" if torchless else ""
+                found[node] = Done(node=node, id=task.id, error=error)
                 continue
             self.asked.append(task.members)
             broken = set(task.members) & set(self.bad) or task.members in self.links
@@ -88,6 +96,14 @@ def test_a_node_that_goes_silent_is_unfit():
     assert any(r.check == "group.silent" and r.target == "n07" for r in found.group)
 
 
+def test_a_node_that_cannot_take_part_in_tests_with_others_is_skipped_and_not_accused():
+    fleet, found = check(torchless=("n03",))
+    assert found.unfit == ()
+    (left,) = [r for r in found.group if r.status == "skip"]
+    assert (left.target, left.message) == ("n03", "torch is not installed")
+    assert not any("n03" in pair for pair in fleet.asked)
+
+
 def test_a_bad_link_evicts_nobody():
     _, found = check(links=(("n04", "n05"),))
     assert found.unfit == ()
@@ -107,15 +123,45 @@ def test_slow_is_measured_against_the_round():
     assert "others" in rates[1].why
 
 
-def test_the_minority_of_a_version_is_named():
-    reports = [report(n) for n in NODES[:5]] + [report("odd", driver="535")]
-    (found,) = skew(reports)
-    assert (found.target, found.measured, found.expected) == ("odd", "535", "550")
-    assert skew([report("a"), report("b")]) == []
+class OnlyAtSize(Scripted):
+    """Groups of three or more with both culprits are slow, pairs are well."""
+
+    def ask(self, tasks, within_s):
+        found = super().ask(tasks, within_s)
+        for node, task in tasks.items():
+            if len(task.members) > 2 and {"n02", "n09"} <= set(task.members):
+                found[node] = Done(node=node, id=task.id, bytes_per_s=1e8)
+        return found
 
 
-def test_a_rate_far_below_the_fleets_median_is_an_outlier():
-    reports = [report(n) for n in NODES[:5]] + [report("slow", rate=0.7e9)]
-    (found,) = outliers(reports)
-    assert (found.target, found.status) == ("slow", "warn")
-    assert outliers(reports[-3:]) == []
+def test_what_is_slow_only_together_is_halved_down_to_the_smallest_group():
+    found = check_fleet(OnlyAtSize(NODES), NODES, Plan(alone=False, bisect=True))
+    assert found.unfit == ()
+    (bad,) = [r for r in found.group if r.check == "group.bisect"]
+    assert (bad.status, bad.action) == ("warn", "watch")
+    assert "95.37 MiB/s, their halves 953.67 MiB/s" in bad.message
+    assert bad.target.split() == NODES  # its halves are well by themselves
+
+
+def test_a_bad_node_is_found_by_halving_alone():
+    found = check_fleet(
+        Scripted(NODES, bad=("n05",)), NODES, Plan(alone=False, pairs=False, bisect=True)
+    )
+    (bad,) = [r for r in found.group if r.check == "group.bisect"]
+    assert "n05" in bad.target.split()
+    assert len(bad.target.split()) == 2
+
+
+def test_all_pairs_are_tested_when_wished():
+    fleet = Scripted(NODES[:5])
+    found = check_fleet(fleet, NODES[:5], Plan(all_pairs=True))
+    tested = [frozenset(pair.nodes) for pair in found.pairs]
+    assert len(tested) == len(set(tested)) == 10
+
+
+def test_suites_can_be_left_out():
+    fleet = Scripted(NODES, sick=("n05",))
+    found = check_fleet(fleet, NODES, Plan(alone=False))
+    assert found.nodes == ()
+    assert found.unfit == ()
+    assert len(found.pairs) == 16

@@ -1,9 +1,10 @@
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.health.pairing import Bisection, Neighbours, rings
+from engine.health.pairing import Bisection, Neighbours, rings, tournament
 
 NOISE = 0.002  # chance that a healthy pair fails a test
 
@@ -118,3 +119,13 @@ def test_a_fault_that_needs_many_nodes_is_reported_at_its_size():
 def test_a_healthy_group_takes_one_round():
     search = bisect(names(64), lambda g: False)
     assert (search.suspects, search.rounds) == ([], 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 13])
+def test_in_a_tournament_everybody_meets_everybody_once(count):
+    nodes = [f"n{i:02d}" for i in range(count)]
+    rounds = tournament(nodes)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == [(a, b) for a in nodes for b in nodes if a < b]
+    assert all(len({n for p in pairs for n in p}) == 2 * len(pairs) for pairs in rounds)
+    assert len(rounds) <= count
