@@ -47,7 +47,8 @@ def excess(own: NDArray[np.float32], at: Places) -> NDArray[np.float32]:
 
     Ranks whose stage has no second member have nobody to be compared with and get zeros.
     """
-    result = own / expected(own, at) - 1
+    usual = expected(own, at)
+    result = np.divide(own, usual, out=np.ones_like(own), where=usual > 0) - 1
     alone = np.bincount(at.stage)[at.stage] < 2
     result[alone] = 0.0
     return np.asarray(np.nan_to_num(result, nan=0.0, posinf=0.0, neginf=0.0), np.float32)

@@ -3,6 +3,7 @@
 All of it is optional here: a diagnosis must not fail because a file is missing or torn.
 """
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
 
 _LIMIT = 256 << 20
+_INCIDENTS = 1000
 
 
 class Metric(msgspec.Struct):
@@ -26,12 +28,31 @@ class Metric(msgspec.Struct):
     mfu: float | None = None
 
 
+class Incident(msgspec.Struct):
+    """What the driver saw when a fault stopped the job."""
+
+    kind: str = ""
+    what: str = ""
+    remedy: str = ""
+    ranks: tuple[int, ...] = ()
+    step: int | None = None
+    confidence: float = 0.5
+
+
+class _Recovery(msgspec.Struct):
+    incident: Incident
+
+
 class Record(NamedTuple):
     """A run's own account of itself."""
 
     recipe: Recipe | None
     metrics: tuple[Metric, ...]
     result: dict[str, Any]
+    incident: Incident | None = None
+    """The folder is that of one incident: what the driver saw."""
+    mended: tuple[Incident, ...] = ()
+    """Incidents of the run that it came back from, oldest first."""
 
     @property
     def mfu(self) -> float | None:
@@ -48,7 +69,27 @@ def read_record(folder: Path) -> Record:
             recipe = load_recipe(folder / "recipe.toml")
     except (EngineError, OSError):
         recipe = None
-    return Record(recipe, _metrics(folder / "metrics.jsonl"), read_result(folder))
+    past = sorted((folder / "incidents").glob("*"))[:_INCIDENTS]
+    mended = tuple(found for path in past if (found := read_incident(path)) is not None)
+    result = read_result(folder)
+    return Record(recipe, _metrics(folder / "metrics.jsonl"), result, read_incident(folder), mended)
+
+
+def read_incident(folder: Path) -> Incident | None:
+    """What the driver noted in an incident's folder, None if it is none."""
+    for name in ("incident.json", "recovery.json"):
+        path = folder / name
+        try:
+            if path.stat().st_size > 1 << 20:
+                continue
+            data = path.read_bytes()
+        except OSError:
+            continue
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(data, type=_Recovery).incident
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(data, type=Incident)
+    return None
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from engine.diagnose import arbiter
 from engine.diagnose.attribution import attribute
 from engine.diagnose.categories import next_step
 from engine.diagnose.decline import find_decline
-from engine.diagnose.finding import Evidence, Finding, Report, Times
+from engine.diagnose.finding import Evidence, Finding, Kind, Report, Times
 from engine.diagnose.hang import find_hang, rank_waits
 from engine.diagnose.load import Spans, load_spans
 from engine.diagnose.openspans import open_waits
@@ -51,14 +51,15 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
         [
             *_failures(spans),
             *find_hang(states, range(spans.layout.world_size), source="open spans"),
-            *_outcome(spans, result),
+            *(_seen_by_driver(folder, record) or _outcome(spans, result)),
             *pace,
             *find_decline(spans, record, [f for f in pace if f.kind == "straggler"]),
             *_numbers(folder, record),
         ]
     )
     times = step_times(spans)
-    verdict = arbiter.conclude(findings, healthy=_healthy(spans, times, result))
+    healthy = _healthy(spans, times, result) + _mended(record)
+    verdict = arbiter.conclude(findings, healthy=healthy)
     report = Report(
         verdict=verdict,
         job=folder.name,
@@ -190,6 +191,30 @@ def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
     ]
 
 
+def _seen_by_driver(folder: Path, record: Record) -> list[Finding]:
+    """What the driver saw, if the folder is that of an incident."""
+    seen = record.incident
+    if seen is None or not seen.what:
+        return []
+    kind: Kind = "hang" if seen.kind == "hang" else "crash"
+    category = {"hang": "rank_blocked", "numbers": "numeric"}.get(seen.kind, "crash")
+    return [
+        Finding(
+            kind=kind,
+            category=category,
+            ranks=seen.ranks[:64],
+            step=seen.step,
+            what=seen.what[:300],
+            why=f"the driver saw it, {seen.kind}"
+            + (f" in step {seen.step}" if seen.step is not None else ""),
+            evidence=(Evidence(file=str(folder / "recovery.json"), text=seen.what[:300]),),
+            confidence=min(0.9, max(0.3, seen.confidence)),
+            next=seen.remedy or next_step(category),
+            source="driver",
+        )
+    ]
+
+
 def _ended_by(result: dict[str, Any]) -> tuple[int, ...]:
     """The rank that the driver saw end by a signal or an exit code."""
     cause = str(result.get("cause"))
@@ -207,6 +232,15 @@ def _healthy(spans: Spans, times: Times | None, result: dict[str, Any]) -> str:
         f"of {show_seconds(times.step_s)}, "
         "no rank slower than its peers"
     )
+
+
+def _mended(record: Record) -> str:
+    """`; came back from 2 incidents, the last: ...`."""
+    if not record.mended:
+        return ""
+    count = len(record.mended)
+    past = f"{count} incident{'s' if count > 1 else ''}"
+    return f"; it came back from {past}, the last: {record.mended[-1].what[:120]}"
 
 
 def _gaps(folder: Path, spans: Spans) -> tuple[str, ...]:

@@ -106,3 +106,19 @@ def test_a_folder_without_events_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(TraceError) as caught:
         diagnose_run(tmp_path)
     assert caught.value.remedy
+
+
+def test_an_incident_is_what_the_driver_saw_and_its_run_says_that_it_came_back(tmp_path):
+    run = write_run(tmp_path / "run", LAYOUT, steps=6)
+    folder = write_run(run / "incidents" / "001", LAYOUT, steps=6, ended=False)
+    seen = {"kind": "crash", "what": "rank 3 was ended by SIGKILL", "ranks": [3], "step": 6,
+            "remedy": "see dmesg", "confidence": 0.9}  # fmt: skip
+    (folder / "recovery.json").write_text(json.dumps({"incident": seen, "steps_lost": 3}))
+    verdict = diagnose_run(folder).verdict
+    assert (verdict.kind, verdict.category, verdict.ranks) == ("crash", "crash", (3,))
+    assert verdict.next == "see dmesg"
+    verdict = diagnose_run(run).verdict
+    assert verdict.state == "healthy"
+    assert "came back from 1 incident, the last: rank 3 was ended by SIGKILL" in verdict.what
+    (folder / "recovery.json").write_bytes(b'{"incident": [')
+    assert diagnose_run(folder).verdict.state == "healthy"
