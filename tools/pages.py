@@ -126,6 +126,9 @@ def commands() -> Iterator[tuple[str, str, Callable[..., None]]]:
         if not isinstance(found, typer.Typer):
             yield entry.name, entry.line, found
             continue
+        root = found.registered_callback
+        if root is not None and root.callback is not None and any(_parameters(root.callback)):
+            yield entry.name, entry.line, root.callback  # it does something by itself too
         for info in found.registered_commands:
             function = info.callback
             assert function is not None, f"a sub-command of {entry.name} without a function"
