@@ -38,7 +38,7 @@ from engine.train.task import RankTask
 
 POLL_S = 0.05
 _ADOPT_S = 3.0
-_JOIN_S = 120.0
+_JOIN_S = 300.0
 """Longest wait for the first nodes."""
 
 

@@ -161,6 +161,21 @@ class RemotePlace:
                 os.kill(self._keeper, signal.SIGTERM)
 
 
+class NoLauncher:
+    """Nodes are started by somebody else: torchrun, a script, a person."""
+
+    can_start = 0
+
+    def start(self, folder: Path, count: int) -> None:
+        """They join by themselves."""
+
+    def replace(self, node: str, why: str) -> None:
+        """It was told to end; nobody brings another."""
+
+    def stop(self) -> None:
+        """They were told to end."""
+
+
 class ProcessLauncher:
     """Executors as processes that join through Redis: rehearsals, namespaces, tests."""
 

@@ -7,12 +7,13 @@ from engine.errors import RecipeError
 from engine.health.launch import reachable_host
 from engine.job.kubernetes import KubernetesLauncher, manifest, text
 from engine.job.place import LocalPlace, Place
-from engine.job.remote import RemotePlace
+from engine.job.remote import Launcher, NoLauncher, RemotePlace
 from engine.job.slurm import SlurmLauncher, script
 from engine.spec.base import Noun
 from engine.spec.recipe import Recipe
 
-Where = Literal["local", "slurm", "k8s"]
+Where = Literal["local", "slurm", "k8s", "join"]
+"""join: nodes are started by somebody else, e.g. torchrun, and join by themselves."""
 
 
 class Start(Noun, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ def known(where: str) -> Where:
     for one in get_args(Where):
         if where == one:
             return one
-    raise RecipeError(f"--on {where}: no such place", remedy="use local, slurm or k8s")
+    raise RecipeError(f"--on {where}: no such place", remedy="use local, slurm, k8s or join")
 
 
 def place_of(where: Where, recipe: Recipe) -> Place:
@@ -39,11 +40,19 @@ def place_of(where: Where, recipe: Recipe) -> Place:
             f"--on {where}: nodes join through Redis, but train.store is tcp",
             remedy="set train.store = redis, or the URL of a server that all nodes reach",
         )
-    launcher = SlurmLauncher(recipe) if where == "slurm" else KubernetesLauncher(recipe)
+    launcher: Launcher = NoLauncher()
+    if where == "slurm":
+        launcher = SlurmLauncher(recipe)
+    elif where == "k8s":
+        launcher = KubernetesLauncher(recipe)
     return RemotePlace(launcher, host=reachable_host())
 
 
 def preview(where: Where, recipe: Recipe, folder: Path) -> Start:
     """The script or manifest of a start, without starting anything."""
-    shown = script(recipe, folder) if where == "slurm" else text(manifest(recipe, folder.resolve()))
+    shown = f"python -m engine.job.join {folder.resolve()}\n"
+    if where == "slurm":
+        shown = script(recipe, folder)
+    elif where == "k8s":
+        shown = text(manifest(recipe, folder.resolve()))
     return Start(where=where, text=shown)

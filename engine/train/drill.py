@@ -62,7 +62,7 @@ class Fault(Noun, frozen=True, kw_only=True):
     after: NonNegative = 0.0
     """... and so many seconds later."""
     times: Count = 1
-    """Starts of the job in which it comes."""
+    """How often it comes."""
     share: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
 
     @property

@@ -20,10 +20,10 @@ class Strike(Noun, frozen=True, kw_only=True):
 
 
 def note_strike(run: Path, fault: str, *, in_s: float = 0.0) -> None:
-    """Write down that it comes now, or in so many seconds; only its first time counts."""
+    """Write down that it comes now, or in so many seconds."""
     folder = run / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(fault.encode()).hexdigest()[:16]
+    name = f"{_name(fault)}-{count_strikes(run, fault)}"
     data = msgspec.json.encode(Strike(fault=fault, time_s=time.time() + in_s))
     try:
         with (folder / f"{name}.json").open("xb") as file:
@@ -32,8 +32,17 @@ def note_strike(run: Path, fault: str, *, in_s: float = 0.0) -> None:
         return
 
 
+def count_strikes(run: Path, fault: str) -> int:
+    """How often it has come in this run."""
+    return len(list((run / _FOLDER).glob(f"{_name(fault)}-*.json")))
+
+
+def _name(fault: str) -> str:
+    return hashlib.sha256(fault.encode()).hexdigest()[:16]
+
+
 def read_strikes(run: Path) -> dict[str, float]:
-    """Fault -> when it came, seconds since 1970."""
+    """Fault -> when it first came, seconds since 1970."""
     found = {}
     for path in sorted((run / _FOLDER).glob("*.json")):
         try:
@@ -41,5 +50,5 @@ def read_strikes(run: Path) -> dict[str, float]:
                 strike = msgspec.json.decode(file.read(_LIMIT), type=Strike)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
-        found[strike.fault] = strike.time_s
+        found.setdefault(strike.fault, strike.time_s)
     return found

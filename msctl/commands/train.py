@@ -48,7 +48,7 @@ def train(
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of --ablate.")] = 3,
     on: Annotated[
-        str, typer.Option("--on", help="Where its nodes are: local, slurm or k8s.")
+        str, typer.Option("--on", help="Where its nodes are: local, slurm, k8s, or join by themselves.")
     ] = "local",
     drill: Annotated[
         list[str] | None,

@@ -25,7 +25,7 @@ def test_an_unknown_place_is_refused():
 
 def test_places_elsewhere_need_a_redis():
     assert isinstance(place_of("local", stored("tcp")), LocalPlace)
-    for where in ("slurm", "k8s"):
+    for where in ("slurm", "k8s", "join"):
         with pytest.raises(RecipeError, match=r"train\.store is tcp"):
             place_of(where, stored("tcp"))
         assert isinstance(place_of(where, stored("redis")), RemotePlace)

@@ -10,7 +10,7 @@ from engine.spec.job import JobSpec
 from engine.train.failure import BadNumbers
 from engine.train.metrics import read_metrics
 from engine.train.rehearse import Rehearsal, faults_of, trainer_of
-from engine.train.strike import read_strikes
+from engine.train.strike import note_strike, read_strikes
 from engine.train.task import RankTask
 from engine.train.trainer import Trainer
 from tests.engine.train.single import engine_of, loop_of, recipe
@@ -20,12 +20,10 @@ def task(*drills: str, attempt: int = 0, folder: str = "") -> RankTask:
     return RankTask(folder=folder, world=1, host="", port=0, drills=drills, attempt=attempt)
 
 
-def test_a_fault_is_for_its_rank_and_its_start():
+def test_a_fault_is_for_its_rank():
     one = task("crash:rank=1@step=3", "nan:rank=1@step=4,times=2", "kill:rank=1@step=2")
     assert [f.kind for f in faults_of(1, one)] == ["crash", "nan"]
     assert faults_of(0, one) == ()
-    later = task(*one.drills, attempt=1)
-    assert [f.kind for f in faults_of(1, later)] == ["nan"]
 
 
 def test_a_bug_is_of_every_rank_and_every_start():
@@ -51,6 +49,11 @@ def test_an_exception_comes_at_its_step_and_is_noted(tmp_path):
     with pytest.raises(ValueError, match="a drill raised this"):
         loop.run()
     assert list(read_strikes(tmp_path)) == ["exception:rank=0@step=2"]
+
+
+def test_what_has_come_as_often_as_it_shall_does_not_come_again(tmp_path):
+    note_strike(tmp_path, "exception:rank=0@step=2")
+    rehearse(tmp_path, "exception@step=2").run()
 
 
 def test_bad_numbers_say_which_samples_they_came_from(tmp_path):

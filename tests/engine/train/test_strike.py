@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
-from engine.train.strike import note_strike, read_strikes
+from engine.train.strike import count_strikes, note_strike, read_strikes
 
 
-def test_only_the_first_time_counts(tmp_path: Path):
+def test_each_time_is_counted_and_the_first_is_told(tmp_path: Path):
     before = time.time()
     note_strike(tmp_path, "crash:rank=0@step=2", in_s=5.0)
     note_strike(tmp_path, "crash:rank=0@step=2")
@@ -14,6 +14,8 @@ def test_only_the_first_time_counts(tmp_path: Path):
     found = read_strikes(tmp_path)
     assert set(found) == {"crash:rank=0@step=2", "nan:rank=0@step=2"}
     assert found["crash:rank=0@step=2"] >= before + 5.0
+    assert count_strikes(tmp_path, "crash:rank=0@step=2") == 2
+    assert count_strikes(tmp_path, "kill") == 0
 
 
 def test_a_file_that_is_none_is_left_out(tmp_path: Path):

@@ -1,0 +1,36 @@
+"""The driver of a campaign's job: `python -m bench.faults.drive FOLDER [DRILL...]`."""
+
+import sys
+import time
+from pathlib import Path
+
+from bench.faults.net import HOST, Network
+from engine.errors import EngineError
+from engine.job.driver import Driver, Watch
+from engine.job.remote import ProcessLauncher, RemotePlace
+from engine.spec.load import load_recipe
+from engine.train.drill import parse_faults
+
+
+def main() -> None:
+    """Drive to the end; what happens goes to standard output."""
+    folder = Path(sys.argv[1])
+    recipe = load_recipe(folder / "wanted.toml")
+    begin = time.monotonic()
+
+    def note(text: str) -> None:
+        print(f"{time.monotonic() - begin:8.2f} {text}", flush=True)
+
+    launcher = ProcessLauncher(wrap=Network.words, comes_back=True)
+    place = RemotePlace(launcher, host=HOST)
+    driver = Driver(recipe, folder, Watch(on_note=note), place=place,
+                    drills=parse_faults(sys.argv[2:]))  # fmt: skip
+    try:
+        note(driver.run(steps=0, resume="auto").ended)
+    except EngineError as error:
+        note(f"FAILED {error.what}; {error.remedy}")
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
