@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,8 @@ from engine.job.view import JobView, read_view
 from engine.train.metrics import read_metrics
 
 NODES, SPARES, RANKS = 4, 1, 8
-_SETTLE_STEPS = 12
+_FIRST, _GAP, _SETTLE_STEPS = 12, 16, 6
+"""Steps before the first fault, between two, and after which a job counts as well again."""
 _LIMIT_S = 240.0
 RECIPE = """
 name = "campaign"
@@ -55,12 +55,12 @@ lr = 3e-3
 format = "synthetic"
 loader = "rank"
 [train]
-steps = {steps}
+steps = 20000
 device = "cpu"
 eval_batches = 0
 store = "redis"
 [checkpoint]
-every = 10
+every = 5
 keep = 3
 [monitor]
 tensorboard = false
@@ -89,17 +89,18 @@ IN_RANK = frozenset({"crash", "segv", "exit0", "exit", "exception", "nan", "oom"
 class Job:
     """A driver in a process of its own, and what can be seen and done to its job."""
 
-    def __init__(self, folder: Path, steps: int, drills: list[str]) -> None:
-        self.folder, self.drills = folder, drills
+    def __init__(self, folder: Path, drills: list[str], *, steps: int = 0) -> None:
+        self.folder, self.drills, self.steps = folder, drills, steps
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "wanted.toml").write_text(RECIPE.format(steps=steps))
+        (folder / "wanted.toml").write_text(RECIPE)
         self.start()
 
     def start(self) -> None:
         """A driver; a second one takes over."""
         with (self.folder / "driver.log").open("ab") as log:
             self.driver = subprocess.Popen(
-                [sys.executable, "-m", "bench.faults.drive", str(self.folder), *self.drills],
+                [sys.executable, "-m", "bench.faults.drive", str(self.folder),
+                 str(self.steps), *self.drills],
                 stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
@@ -301,50 +302,52 @@ def judge(job: Job, fault: str, known: int, when: float, ranks: set[int], node: 
 
 
 def batch(out: Path, faults: list[str], seed: int, net: Network) -> None:
-    """One job with these faults one after the other, each a row; then the losses are compared."""
+    """One job with these faults one after the other, each a row; then the losses are compared.
+
+    What ranks do to themselves comes first, at steps that are known beforehand; the rest when those
+    are over, since some of it lasts for any number of steps.
+    """
     rng = random.Random(seed)
-    steps = 40 + 40 * len(faults)
+    faults = sorted(faults, key=lambda fault: fault not in IN_RANK)
     folder = out / f"job-{seed}"
-    shutil.rmtree(folder, ignore_errors=True)
     (folder / "ckpt").mkdir(parents=True)
-    drills, at = [], 30
-    for fault in faults:
-        if fault in IN_RANK:
-            drills.append(f"{fault}:rank={rng.randrange(RANKS)}@step={at + rng.randrange(8)}")
-        at += 40
+    inside = [fault for fault in faults if fault in IN_RANK]
+    drills = [
+        f"{fault}:rank={rng.randrange(RANKS)}@step={_FIRST + _GAP * i + rng.randrange(4)}"
+        for i, fault in enumerate(inside)
+    ]
     full = "disk-full" in faults
     if full:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder / "ckpt")],
                        check=True)  # fmt: skip
-    job = Job(folder, steps, drills)
+    job = Job(folder, drills)
     rows = []
     try:
-        at, queue = 30, list(drills)
         for number, fault in enumerate(faults):
+            at = _FIRST + _GAP * number
             assert job.wait(at, 300.0), f"the job does not reach step {at}: {folder}/driver.log"
             known = max((r.incident.number for r in read_recoveries(folder)), default=0)
             if fault in IN_RANK:
-                text = queue.pop(0)
-                when, rank = _strike(job, text)
+                when, rank = _strike(job, drills[number])
                 ranks, node, before = {rank}, "", job.step()
             else:
                 before = job.step()
                 when, ranks, node = inject(job, net, fault, rng)
             row = judge(job, fault, known, when, ranks, node, before)
-            rows.append(row | {"seed": seed, "number": number})
+            rows.append(row | {"seed": seed, "number": number, "load": os.getloadavg()[0]})
             print(json.dumps(rows[-1]), flush=True)
-            at = max(at + 40, job.step() + 4)
-        ended = job.wait(steps, 300.0 + steps)
-        job.driver.wait(60)
+        job.driver.terminate()
+        job.driver.wait(120)
     finally:
         job.end()
         if full:
             subprocess.run(["umount", "-l", str(folder / "ckpt")], check=False)
-    equal = ended and losses(folder) == losses(reference(out, steps))
+    mine = losses(folder)
+    equal = bool(mine) and mine == losses(reference(out, len(mine)))[: len(mine)]
     with (out / "rows.jsonl").open("a") as file:
         for row in rows:
-            file.write(json.dumps(row | {"bitwise": equal}) + "\n")
-    print(f"batch {seed}: ended {ended}, losses bitwise equal: {equal}", flush=True)
+            file.write(json.dumps(row | {"bitwise": equal, "steps": len(mine)}) + "\n")
+    print(f"batch {seed}: {len(mine)} steps, losses bitwise equal: {equal}", flush=True)
 
 
 def _strike(job: Job, text: str) -> tuple[float, int]:
@@ -360,17 +363,15 @@ def _strike(job: Job, text: str) -> tuple[float, int]:
 
 
 def reference(out: Path, steps: int) -> Path:
-    """A job without faults, of as many steps; made once."""
-    folder = out / f"reference-{steps}"
-    if (folder / "result.json").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    job = Job(folder, steps, [])
-    try:
-        job.wait(steps, 600.0)
-        job.driver.wait(60)
-    finally:
-        job.end()
+    """A job without faults; it goes on from where it was if it is too short."""
+    folder = out / "reference"
+    done = len(losses(folder))
+    if done < steps:
+        job = Job(folder, [], steps=steps - done)
+        try:
+            job.driver.wait(600)
+        finally:
+            job.end()
     return folder
 
 
@@ -387,6 +388,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--per-job", type=int, default=6)
+    parser.add_argument("--batches", type=int, default=1000, help="at most so many in this call")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path)
     args = parser.parse_args()
@@ -401,7 +403,7 @@ def main() -> None:
     left = [f for f in wanted for _ in range(max(0, args.times - done[f]))]
     random.Random(args.seed).shuffle(left)
     with Network(NODES + SPARES) as net:
-        for start in range(0, len(left), args.per_job):
+        for start in list(range(0, len(left), args.per_job))[: args.batches]:
             seed = int(time.time()) % 1_000_000
             batch(args.out, left[start : start + args.per_job], seed, net)
 

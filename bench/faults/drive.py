@@ -1,4 +1,4 @@
-"""The driver of a campaign's job: `python -m bench.faults.drive FOLDER [DRILL...]`."""
+"""The driver of a campaign's job: `python -m bench.faults.drive FOLDER STEPS [DRILL...]`."""
 
 import sys
 import time
@@ -24,9 +24,9 @@ def main() -> None:
     launcher = ProcessLauncher(wrap=Network.words, comes_back=True)
     place = RemotePlace(launcher, host=HOST)
     driver = Driver(recipe, folder, Watch(on_note=note), place=place,
-                    drills=parse_faults(sys.argv[2:]))  # fmt: skip
+                    drills=parse_faults(sys.argv[3:]))  # fmt: skip
     try:
-        note(driver.run(steps=0, resume="auto").ended)
+        note(driver.run(steps=int(sys.argv[2]), resume="auto").ended)
     except EngineError as error:
         note(f"FAILED {error.what}; {error.remedy}")
         raise SystemExit(1) from None

@@ -15,7 +15,7 @@ _HEAD = """# The fault campaign
 What happens to a job of eight ranks on four nodes when things go wrong: measured, a row per fault.
 
 Nodes are network namespaces on one machine (four that carry ranks and a spare), executors join
-through Redis, the model is small, a checkpoint is taken every 10 steps. Faults come one after the
+through Redis, the model is small, a checkpoint is taken every 5 steps. Faults come one after the
 other into a running job, in random order, at random ranks and moments; a node that is taken out
 comes back as a spare. After each batch the losses and gradient norms of all steps are compared with
 those of an undisturbed job, bit by bit.

@@ -32,6 +32,9 @@ def plan(
     schedule: Annotated[bool, typer.Option("--schedule", help="Order of work as text.")] = False,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Every combination.")] = False,
     goodput: Annotated[bool, typer.Option("--goodput", help="Failures and checkpoints.")] = False,
+    days: Annotated[
+        float, typer.Option(help="With --goodput: simulate so many days of faults.", min=0)
+    ] = 0.0,
     emit: Annotated[str, typer.Option(help="recipe, megatron, torchtitan or sbatch.")] = "",
     trace: Annotated[Path | None, typer.Option(help="Write predicted events here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture here (.svg, .png).")] = None,
@@ -50,6 +53,7 @@ def plan(
     - `msctl plan --model 175b --gpus 12288`
     - `msctl plan --model llama3-70b --gpus 512 --cluster h100-nvl8 --set layout.tp=8`
     - `msctl plan --model 175b --gpus 12288 --explain --tokens 300e9`
+    - `msctl plan --model 175b --gpus 12288 --goodput --days 90`
     - `msctl plan --validate runs.csv`
     - `msctl plan --ablate`
     """
@@ -63,7 +67,7 @@ def plan(
     if validate is not None or calibrate is not None or ablate:
         _tables(ui, validate, calibrate, out, cluster)
     elif exhaustive or goodput or emit:
-        _other(ui, request, exhaustive=exhaustive, emit=emit)
+        _other(ui, request, exhaustive=exhaustive, emit=emit, days=days)
     else:
         _search(ui, request, trace=trace, plot=plot, schedule=schedule)
 
@@ -88,7 +92,7 @@ def _tables(
         ui.result(ladder(), show.show_ladder)
 
 
-def _other(ui: Ui, request: "Request", *, exhaustive: bool, emit: str) -> None:
+def _other(ui: Ui, request: "Request", *, exhaustive: bool, emit: str, days: float) -> None:
     """Answers other than the ranked table."""
     from engine.plan.request import best_layout, make_exhaustive, make_goodput
 
@@ -99,6 +103,14 @@ def _other(ui: Ui, request: "Request", *, exhaustive: bool, emit: str) -> None:
         ui.result({"text": text_for(emit, job, layout)}, show.show_text)
     elif exhaustive:
         ui.result(make_exhaustive(request), show.show_exhausted)
+    elif days:
+        from engine.job.simulate import World, simulate
+        from engine.plan.request import prepare
+
+        room = prepare(request).job.cluster
+        world = World(nodes=room.nodes, gpus_per_node=room.gpus_per_node, days=days,
+                      price_per_gpu_h=request.price_per_gpu_hour)  # fmt: skip
+        ui.result(simulate(world), show.show_months)
     else:
         ui.result(make_goodput(request), show.show_goodput)
 

@@ -6,6 +6,7 @@ from engine.units import show_bytes, show_count, show_ratio, show_seconds
 from msctl.ui import Ui
 
 if TYPE_CHECKING:
+    from engine.job.simulate import Months
     from engine.plan.adapt import Adapted
     from engine.plan.exhaust import Exhausted
     from engine.plan.goodput import Goodput
@@ -151,6 +152,24 @@ def show_goodput(ui: Ui, found: "Goodput") -> None:
         ("spare nodes", str(found.spares)),
     ]
     ui.table(f"goodput of {found.nodes} nodes", ("what", "value"), rows)
+
+
+def show_months(ui: Ui, found: "Months") -> None:
+    """What became of the days, and what it cost."""
+    rows = [
+        ("effective training time", show_ratio(found.effective)),
+        ("lost to checkpoints", show_ratio(found.lost_to_ckpt)),
+        ("lost to work done twice", show_ratio(found.lost_to_rework)),
+        ("lost to detection", show_ratio(found.lost_to_detection)),
+        ("lost to self-checks", show_ratio(found.lost_to_checks)),
+        ("lost to restarts", show_ratio(found.lost_to_restarts)),
+        ("lost to waiting for nodes", show_ratio(found.lost_to_waiting)),
+        ("faults", str(found.faults)),
+        ("nodes evicted", f"{found.evictions}, {found.wrong_evictions} of them without fault"),
+        ("GPU-hours lost", show_count(found.gpu_hours_lost)),
+        ("money lost", show_count(found.money_lost)),
+    ]
+    ui.table(f"{found.days:g} simulated days", ("what", "value"), rows)
 
 
 def show_text(ui: Ui, document: dict[str, str]) -> None:

@@ -91,3 +91,11 @@ def test_the_whole_process_imports_no_torch():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == 0
+
+
+def test_goodput_of_simulated_days_is_the_drivers_own_policy(msctl):
+    ended = msctl("plan", "--model", "175b", "--gpus", "12288", "--goodput", "--days", "5", "--json")
+    found = json.loads(ended.out)
+    assert ended.code == 0
+    assert found["days"] >= 5
+    assert 0.9 < found["effective"] < 1
