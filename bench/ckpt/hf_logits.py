@@ -23,9 +23,12 @@ def our_logits(model, tokens_bs):
     """Logits [b, s, v] of our model, by its own modules."""
     micro = MicroBatch(tokens_bs.T, tokens_bs.T, torch.zeros(len(tokens_bs), dtype=torch.long), 0)
     x = model.embed(micro)
+    delta = None
     for layer in model.layers.values():
-        x = layer(x, micro)
-    return torch.nn.functional.linear(model.head.norm(x), model.head.weight).transpose(0, 1)
+        x, delta = layer(x, delta, micro)
+    return torch.nn.functional.linear(model.head.norm(x, delta)[0], model.head.weight).transpose(
+        0, 1
+    )
 
 
 def main():

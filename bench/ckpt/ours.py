@@ -101,6 +101,7 @@ class Msctl(Base):
             workdir, self.pieces(state), rank=state.rank, world=state.world, gather=gather,
             spool=spool,
         )  # fmt: skip
+        self.two.prepare()
 
     def save(self, state, path):
         self.step = self.meta(state, path).step

@@ -75,6 +75,18 @@ class FlushStatus(Noun, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Peers(Noun, frozen=True, kw_only=True):
+    """What a flusher is told about its partners, in the file `peers.json` of the spool."""
+
+    secret: str
+    node: str
+    listen: str = "127.0.0.1"
+    to: str = ""
+    """host:port of the partner that keeps this node's copies; empty: nobody."""
+    source: str = ""
+    """Name of the node whose copies are kept here; empty: nobody's."""
+
+
 def spool_folder(root: str | Path, node: int | str = 0, *, base: Path | None = None) -> Path:
     """The spool of a run on a node; a restarted run finds the one it left.
 
@@ -171,12 +183,37 @@ class Spool:
             if nobody and not self.pending() and not self.jobs():
                 self.free_if_closed()
 
-    def free_if_closed(self) -> None:
-        """Give the memory back if every rank ended in order; what a dead rank left stays."""
+    def is_closed(self) -> bool:
+        """Whether every rank that was here ended in order."""
         owners = {path.name.split(".")[0] for path in self.folder.glob("r*.owner.lock")}
         closed = {path.name.split(".")[0] for path in self.folder.glob("r*.closed")}
-        if owners <= closed:
+        return bool(owners) and owners <= closed
+
+    def free_if_closed(self) -> None:
+        """Give the memory back if every rank ended in order; what a dead rank left stays."""
+        if self.is_closed():
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def peers(self) -> Peers | None:
+        """Which nodes exchange copies with this one, None if there are none."""
+        return self._read("peers.json", Peers)
+
+    def write_peers(self, peers: Peers) -> None:
+        """Tell the flusher who its partners are."""
+        if peers != self.peers():
+            self._write("peers.json", peers)
+
+    def address(self) -> str:
+        """Where the flusher takes copies, empty as long as it does not."""
+        return self._read("address", str) or ""
+
+    def write_address(self, address: str) -> None:
+        """Say where the flusher takes copies."""
+        self._write("address", address)
+
+    def forget_address(self) -> None:
+        """The flusher that listened is no more."""
+        (self.folder / "address").unlink(missing_ok=True)
 
     def status(self) -> FlushStatus:
         """What the flusher last said."""

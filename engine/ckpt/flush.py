@@ -22,12 +22,13 @@ from threading import Lock
 
 import msgspec
 
-from engine.ckpt.arena import CommitJob, Spool, Ticket, map_slot
-from engine.ckpt.catalog import CLAIM
+from engine.ckpt.arena import CommitJob, Peers, Spool, Ticket, map_slot
+from engine.ckpt.catalog import CLAIM, read_manifest
 from engine.ckpt.digest import ChunkDigests
-from engine.ckpt.manifest import CHUNK_BYTES, COMMITTED
+from engine.ckpt.manifest import CHUNK_BYTES, COMMITTED, MARKER_LIMIT
+from engine.ckpt.partner import Copy, Server, push
 from engine.ckpt.prune import keep_newest
-from engine.ckpt.save import Part, assemble, claim_note, commit
+from engine.ckpt.save import NotHeld, Part, assemble, claim_note, commit
 from engine.ckpt.store import Store, open_store
 from engine.errors import CheckpointError, EngineError
 from engine.spec.base import NonNegative, Noun, Positive
@@ -39,6 +40,11 @@ OVERTAKEN_S = 600.0
 GIVE_UP_S = 1800.0
 """How long a commit waits for parts of other nodes: with a newer one done, and with no trainer."""
 
+LINGER_S = 60.0
+"""How long copies are served when no trainer lives: the time of a restart."""
+
+_TRIES = 3
+_AGAIN_S = 0.1
 _IDLE_S = 0.5
 _WAITING_S = 0.02
 _PART = re.compile(r"part-(\d{5,})\.json")
@@ -58,6 +64,48 @@ class FlushOptions(Noun, frozen=True, kw_only=True):
     """File for its log; empty: in the spool."""
 
 
+class Partner:
+    """Dealings with other nodes' flushers, if the spool says that there are any."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._peers: Peers | None = None
+        self._server: Server | None = None
+        self._sent: dict[tuple[int, int], str] = {}
+        self._began = time.monotonic()
+
+    def look(self) -> None:
+        """Take over what the trainer says about partners; serve copies from now on."""
+        peers = self._spool.peers()
+        if peers is None or peers == self._peers:
+            return
+        if self._server is None:
+            self._server = Server(self._spool, peers)
+            self._spool.write_address(self._server.address)
+        self._peers = peers
+
+    def is_wanted(self) -> bool:
+        """Whether a restart may still ask for copies: the run did not end in order, or not yet."""
+        young = time.monotonic() - self._began < LINGER_S
+        return self._server is not None and young and not self._spool.is_closed()
+
+    def copy(self, ticket: Ticket, rank: int, slot: int) -> None:
+        """Send a snapshot on, once; a partner that cannot take it is not waited for."""
+        peers, key = self._peers, (rank, slot)
+        if peers is None or not peers.to or self._sent.get(key) == ticket.folder:
+            return
+        self._sent[key] = ticket.folder
+        copy = Copy(node=peers.node, rank=rank, slot=slot, folder=ticket.folder, step=ticket.step)
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                push(peers.to, peers.secret, self._spool, copy, ticket)
+                return
+            except (OSError, EngineError) as error:
+                if not left:
+                    logger.warning("step %d has no copy on another node: %s", ticket.step, error)
+            time.sleep(_AGAIN_S)  # the partner may not have been told yet whose copies it keeps
+
+
 class Flusher:
     """The loop of the process: parts, then commits, then sleep until somebody calls."""
 
@@ -69,6 +117,7 @@ class Flusher:
         self._not_before: dict[tuple[int, int], float] = {}
         self._delay: dict[tuple[int, int], float] = {}
         self._debt_until = 0.0
+        self._partner = Partner(spool)
         self._maps: dict[tuple[int, int], tuple[int, int, memoryview]] = {}
 
     def run(self) -> None:
@@ -79,7 +128,8 @@ class Flusher:
             while True:
                 worked = self.round(pool.map)
                 busy = self.spool.jobs() or self.spool.pending()
-                if not worked and not self._owned() and self._hopeless():
+                over = not worked and not self._owned() and self._hopeless()
+                if over and not self._partner.is_wanted():
                     return
                 if not worked:
                     select.select([wake], [], [], _WAITING_S if busy else _IDLE_S)
@@ -87,6 +137,7 @@ class Flusher:
 
     def round(self, run: Callable[..., Iterator[bool]]) -> bool:
         """Flush what is pending and due, commit what is complete; whether anything moved."""
+        self._partner.look()
         now = time.monotonic()
         due = [key for key in self.spool.pending() if self._not_before.get(key, 0.0) <= now]
         moved = any(list(run(self._flush_one, due)))
@@ -113,6 +164,7 @@ class Flusher:
             ticket = self.spool.ticket(rank, slot) if free else None
             if ticket is None or ticket.state != "pending":
                 return False
+            self._partner.copy(ticket, rank, slot)
             try:
                 flushed = self._write_part(ticket, rank, slot)
             except EngineError as error:
@@ -126,6 +178,9 @@ class Flusher:
         """Write a slot's image and announce it; returns the ticket with its digests."""
         store, file = self._store(ticket.root), ticket.part.file
         assert file is not None, f"ticket of rank {rank} names no file"
+        there = already_there(store, ticket)
+        if there is not None:
+            return msgspec.structs.replace(ticket, state="flushed", part=there)
         digests = ChunkDigests(CHUNK_BYTES)
         self._say(writing=f"{ticket.folder}/{file.name}", done_bytes=0, total_bytes=file.bytes)
 
@@ -149,12 +204,16 @@ class Flusher:
             if store.get(f"{job.folder}/{COMMITTED}", 4096) is None:
                 parts = read_parts(store, job)
                 if parts is None:
+                    if self._all_flushed_here(job):
+                        self._write_again(job)
                     return False
                 store.create(f"{job.folder}/{CLAIM}", claim_note(pid=0))
                 commit(store, job.folder, assemble(job.meta, parts, job.world, job.created_s))
         except EngineError as error:
             self._say(error=error.what, failures=self.status.failures + 1)
             logger.warning("step %d is not committed yet: %s", job.meta.step, error.what)
+            if isinstance(error, NotHeld):
+                self._write_again(job)
             time.sleep(self.options.retry_first_s)
             return False
         self._say(committed_step=job.meta.step, committed=job.folder, error="", writing="")
@@ -163,6 +222,23 @@ class Flusher:
         self.spool.write_job(job.folder, None)
         self._supersede(job)
         return True
+
+    def _all_flushed_here(self, job: CommitJob) -> bool:
+        """Whether this node wrote every part itself, so that a missing one was lost."""
+        found = [ticket for key in self.spool.tickets() if (ticket := self.spool.ticket(*key))]
+        states = [ticket.state for ticket in found if ticket.folder == job.folder]
+        return len(states) == job.world and set(states) == {"flushed"}
+
+    def _write_again(self, job: CommitJob) -> None:
+        """Flush once more what this node still has of a checkpoint that the store lost."""
+        self._tidy(self._store(job.root), job)
+        for rank, slot in self.spool.tickets():
+            with self.spool.hold(f"r{rank:05d}.{slot}") as free:
+                ticket = self.spool.ticket(rank, slot) if free else None
+                if ticket and ticket.folder == job.folder and ticket.state == "flushed":
+                    self.spool.write_ticket(
+                        rank, slot, msgspec.structs.replace(ticket, state="pending")
+                    )
 
     def _tidy(self, store: Store, job: CommitJob) -> None:
         """The manifest says all that the parts said; if they cannot be removed, prune will."""
@@ -252,6 +328,27 @@ def read_parts(store: Store, job: CommitJob) -> list[Part] | None:
                 remedy="wait for the next save; this step is given up when it commits",
             ) from error
     return parts
+
+
+def already_there(store: Store, ticket: Ticket) -> Part | None:
+    """The rank's part with its digests, if another flusher wrote and announced it already.
+
+    So a file of a committed checkpoint is never touched again.
+    """
+    rank, file = ticket.part.rank, ticket.part.file
+    assert file is not None, f"ticket of rank {rank} names no file"
+    if store.get(f"{ticket.folder}/{COMMITTED}", MARKER_LIMIT) is not None:
+        for entry in read_manifest(store, ticket.folder).files:
+            if entry.name == file.name and entry.bytes == file.bytes:
+                return msgspec.structs.replace(ticket.part, file=entry)
+    body = store.get(f"{ticket.folder}/{part_name(rank)}", PART_LIMIT)
+    try:
+        part = msgspec.json.decode(body or b"null", type=Part | None)
+    except msgspec.MsgspecError:
+        return None
+    whole = part is not None and part.file is not None and part.tensors == ticket.part.tensors
+    present = {(found.name, found.bytes) for found in store.files(ticket.folder)} if whole else ()
+    return part if (file.name, file.bytes) in present else None
 
 
 def part_name(rank: int) -> str:

@@ -34,6 +34,7 @@ def start_flusher(spool: Spool, options: FlushOptions) -> None:
     with spool.hold("flusher") as free:
         if not free:
             return
+        spool.forget_address()
     subprocess.Popen(
         [
             sys.executable, "-m", "engine.ckpt.flush", str(spool.folder),

@@ -57,25 +57,36 @@ def fill(
     store: Store, folder: str, manifest: Manifest, wants: Sequence[Want], *, threads: int = 2
 ) -> ReadReport:
     """Fill every wanted region; CheckpointError on damage, naming file, chunk and tensors."""
+    jobs = plan_jobs(manifest, wants)
+    done = run_jobs(store, folder, manifest, jobs, threads=threads)
+    return ReadReport(done, sum(len(want.out) for want in wants))
+
+
+def plan_jobs(manifest: Manifest, wants: Sequence[Want]) -> list[Job]:
+    """Every chunk that holds something wanted, once, in the order of files."""
     by_file: dict[int, list[Copies]] = {}
     for want in wants:
         for index, copies in locate(manifest, want):
             by_file.setdefault(index, []).append(copies)
-    jobs = [
+    return [
         job
         for index, copies in sorted(by_file.items())
         for job in _jobs(manifest.files[index], copies)
     ]
 
-    def run(job: _Job) -> int:
+
+def run_jobs(
+    store: Store, folder: str, manifest: Manifest, jobs: Sequence[Job], *, threads: int = 2
+) -> int:
+    """Read chunks into the wanted memory, verified; returns the bytes read."""
+
+    def run(job: Job) -> int:
         return _read_chunk(store, folder, manifest, job)
 
     if threads < 2 or len(jobs) < 2:
-        done = [run(job) for job in jobs]
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            done = list(pool.map(run, jobs))
-    return ReadReport(sum(done), sum(len(want.out) for want in wants))
+        return sum(run(job) for job in jobs)
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(run, jobs))
 
 
 def locate(manifest: Manifest, want: Want) -> Iterator[tuple[int, Copies]]:
@@ -115,15 +126,26 @@ def locate(manifest: Manifest, want: Want) -> Iterator[tuple[int, Copies]]:
         )
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     """One chunk to read: its file, number, and the copies that touch it (index range into each)."""
 
     file: FileEntry
     chunk: int
     parts: list[tuple[Copies, int, int]]
 
+    def memory(self) -> Iterator[Bytes]:
+        """The wanted memory that this chunk fills, piece by piece; the same order for everybody."""
+        lo = self.chunk * self.file.chunk_bytes
+        hi = min(lo + self.file.chunk_bytes, self.file.bytes)
+        for copies, first, last in self.parts:
+            skip = np.maximum(lo - copies.at[first:last], 0)
+            end = np.minimum(copies.length[first:last], hi - copies.at[first:last])
+            to = copies.to[first:last]
+            for a, b in zip((to + skip).tolist(), (to + end).tolist(), strict=True):
+                yield copies.out[a:b]
 
-def _jobs(file: FileEntry, every: Sequence[Copies]) -> Iterator[_Job]:
+
+def _jobs(file: FileEntry, every: Sequence[Copies]) -> Iterator[Job]:
     size = file.chunk_bytes
     parts: dict[int, list[tuple[Copies, int, int]]] = {}
     for copies in every:
@@ -133,7 +155,7 @@ def _jobs(file: FileEntry, every: Sequence[Copies]) -> Iterator[_Job]:
             last = int(np.searchsorted(copies.at, (chunk + 1) * size, side="left"))
             parts.setdefault(chunk, []).append((copies, first, last))
     for chunk in sorted(parts):
-        yield _Job(file, chunk, parts[chunk])
+        yield Job(file, chunk, parts[chunk])
 
 
 def _touched(copies: Copies, size: int) -> list[int]:
@@ -145,7 +167,7 @@ def _touched(copies: Copies, size: int) -> list[int]:
     return [int(c) for c in np.unique(np.concatenate([single, *wide]))]
 
 
-def _read_chunk(store: Store, folder: str, manifest: Manifest, job: _Job) -> int:
+def _read_chunk(store: Store, folder: str, manifest: Manifest, job: Job) -> int:
     lo = job.chunk * job.file.chunk_bytes
     size = min(job.file.chunk_bytes, job.file.bytes - lo)
     name = f"{folder}/{job.file.name}"
@@ -162,7 +184,7 @@ def _read_chunk(store: Store, folder: str, manifest: Manifest, job: _Job) -> int
     return size
 
 
-def _views(job: _Job, lo: int, size: int) -> list[memoryview]:
+def _views(job: Job, lo: int, size: int) -> list[memoryview]:
     """The chunk's bytes in order: wanted memory where wanted, scratch in between."""
     pieces = []
     for copies, first, last in job.parts:
@@ -185,7 +207,7 @@ def _views(job: _Job, lo: int, size: int) -> list[memoryview]:
     return views
 
 
-def _scatter(chunk: Bytes, lo: int, job: _Job) -> None:
+def _scatter(chunk: Bytes, lo: int, job: Job) -> None:
     for copies, first, last in job.parts:
         at = np.maximum(copies.at[first:last], lo)
         cut = at - copies.at[first:last]
@@ -200,7 +222,7 @@ def _scatter(chunk: Bytes, lo: int, job: _Job) -> None:
 
 
 def _check(
-    store: Store, manifest: Manifest, job: _Job, views: Sequence[memoryview], folder: str
+    store: Store, manifest: Manifest, job: Job, views: Sequence[memoryview], folder: str
 ) -> None:
     if digest_of(views) == job.file.digest(job.chunk):
         return

@@ -8,7 +8,9 @@ say so.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -18,9 +20,9 @@ import torch
 from engine.ckpt.catalog import open_root, parse_folder, read_manifest, valid_folders
 from engine.ckpt.manifest import CheckpointMeta, Manifest
 from engine.ckpt.piece import Piece
-from engine.ckpt.reading import ReadReport, Want, fill
+from engine.ckpt.reading import Job, Want, plan_jobs, run_jobs
 from engine.ckpt.save import Gather
-from engine.ckpt.share import Share, split_pieces, tell
+from engine.ckpt.share import Share, direct_is_faster, rounds_of, tell
 from engine.ckpt.snapshot import DTYPES
 from engine.ckpt.store import Store, open_store, split
 from engine.errors import CheckpointError, EngineError
@@ -39,9 +41,11 @@ def load_checkpoint(
     """Fill the pieces' tensors, bitwise as saved, and return what else was saved.
 
     folder  one checkpoint (`.../step-00000100`): that one or an error; or a folder of checkpoints:
-    the newest valid one, with fallback to older ones gather  as in save_checkpoint; needed with
-    more than one rank when falling back must be agreed on Raises  CheckpointError: absent, torn,
-    damaged, or of another model. Tensors may then be half filled.
+            the newest valid one, with fallback to older ones
+    gather  as in save_checkpoint; needed with more than one rank
+    share   this rank's place among ranks with the same pieces: each byte is then read once
+    Raises  CheckpointError: absent, torn, damaged, or of another model. Tensors may then be half
+            filled.
     """
     root, name = split(folder)
     if parse_folder(name):
@@ -49,15 +53,17 @@ def load_checkpoint(
     else:
         store = open_root(folder)
         tried = _candidates(store, gather)
-    parts = split_pieces(pieces, share.size) if share else [list(pieces)]
     errors = []
     for candidate in tried:
-        meta, error = _try(store, candidate, parts[share.index if share else 0], threads)
-        error = _worst(gather, error)
-        if error is None and meta is not None:
-            if share:
-                tell(parts, share)
-            return meta
+        reader = _Reader(store, candidate, pieces, threads)
+        error = _worst(gather, reader.open())
+        if error is None:
+            if share and share.size > 1:
+                error = _shared(reader, share, gather)
+            else:
+                error = _worst(gather, reader.read(reader.jobs))
+        if error is None:
+            return reader.finish()
         assert error is not None, f"no result from {candidate}"
         errors.append(error)
         logger.warning("%s/%s cannot be loaded: %s", store.url, candidate, error.what)
@@ -67,29 +73,6 @@ def load_checkpoint(
         f"{folder}: no committed checkpoint here",
         remedy="start without resuming, or name the folder that holds the `step-...` folders",
     )
-
-
-def read_pieces(
-    store: Store, name: str, manifest: Manifest, pieces: Sequence[Piece], *, threads: int = 2
-) -> ReadReport:
-    """Read the regions of the pieces; moments that a weights-only checkpoint lacks become zero."""
-    weights_only = manifest.slots == ("param",)
-    wants, staged = [], []
-    for piece in pieces:
-        if weights_only and piece.slot != "param":
-            piece.tensor.zero_()
-            continue
-        host = piece.tensor.detach()
-        if host.device.type != "cpu":
-            host = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
-            staged.append((piece.tensor, host))
-        wants.append(_want(piece, host))
-    if weights_only and len(wants) < len(pieces):
-        logger.warning("%s/%s holds weights only: optimizer moments start at zero", store.url, name)
-    report = fill(store, name, manifest, wants, threads=threads)
-    for device, host in staged:
-        device.copy_(host, non_blocking=True)
-    return report
 
 
 def _want(piece: Piece, host: torch.Tensor) -> Want:
@@ -104,17 +87,101 @@ def _want(piece: Piece, host: torch.Tensor) -> Want:
     return Want(piece.name, piece.slot, dtype, piece.region, out)
 
 
-def _try(
-    store: Store, name: str, pieces: Sequence[Piece], threads: int
-) -> tuple[CheckpointMeta | None, EngineError | None]:
-    try:
-        manifest = read_manifest(store, name)
-        _same_model(manifest, pieces, f"{store.url}/{name}")
-        report = read_pieces(store, name, manifest, pieces, threads=threads)
-        logger.info("read bytes=%d for wanted=%d", report.read_bytes, report.wanted_bytes)
-    except EngineError as error:
-        return None, error
-    return manifest.meta, None
+class _Reader:
+    """One checkpoint as one rank reads it; errors are returned, so that ranks can agree on them."""
+
+    def __init__(self, store: Store, name: str, pieces: Sequence[Piece], threads: int) -> None:
+        self._store, self._name, self._threads, self._pieces = store, name, threads, pieces
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._manifest: Manifest | None = None
+        self.jobs: list[Job] = []
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest; after `open`."""
+        assert self._manifest is not None, "open comes first"
+        return self._manifest
+
+    def open(self) -> EngineError | None:
+        """Read the manifest, compare it with the model and find what to read."""
+        where = f"{self._store.url}/{self._name}"
+        try:
+            self._manifest = read_manifest(self._store, self._name)
+            _same_model(self.manifest, self._pieces, where)
+            self.jobs = plan_jobs(self.manifest, self._wants(where))
+        except EngineError as error:
+            return error
+        return None
+
+    def _wants(self, where: str) -> list[Want]:
+        """What to read where; moments that a weights-only checkpoint lacks become zero."""
+        weights_only = self.manifest.slots == ("param",)
+        wants = []
+        for piece in self._pieces:
+            if weights_only and piece.slot != "param":
+                piece.tensor.zero_()
+                continue
+            host = piece.tensor.detach()
+            if host.device.type != "cpu":
+                host = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+                self._staged.append((piece.tensor, host))
+            wants.append(_want(piece, host))
+        if weights_only and len(wants) < len(self._pieces):
+            logger.warning("%s holds weights only: optimizer moments start at zero", where)
+        return wants
+
+    def read(self, jobs: Sequence[Job]) -> EngineError | None:
+        """Read some chunks into the memory they are wanted in."""
+        try:
+            got = run_jobs(self._store, self._name, self.manifest, jobs, threads=self._threads)
+            logger.info("read bytes=%d in %d chunks", got, len(jobs))
+        except EngineError as error:
+            return error
+        return None
+
+    def finish(self) -> CheckpointMeta:
+        """All is read: move it to its devices."""
+        for device, host in self._staged:
+            device.copy_(host, non_blocking=True)
+        return self.manifest.meta
+
+
+def _shared(reader: _Reader, share: Share, gather: Gather | None) -> EngineError | None:
+    """Read some chunks each, round by round, and tell the others the round before meanwhile.
+
+    After the first round, all ranks together go over to reading everything themselves if that was
+    measured to be faster, and the share allows it.
+    """
+    rounds = rounds_of(reader.jobs, share.size)
+    count = int(max(_numbers(gather, len(rounds))))  # other groups may have more to read
+    rounds += [[() for _ in range(share.size)]] * (count - len(rounds))
+    with ThreadPoolExecutor(1) as pool:
+        begin = time.perf_counter()
+        reading = pool.submit(reader.read, rounds[0][share.index])
+        for index, blocks in enumerate(rounds):
+            error = _worst(gather, reading.result())
+            if error is not None:
+                return error
+            read_s, begin = time.perf_counter() - begin, time.perf_counter()
+            if 0 < index < count - 1:
+                reading = pool.submit(reader.read, rounds[index + 1][share.index])
+            tell(blocks, share)
+            if index == 0 and count > 1:
+                tell_s = max(_numbers(gather, time.perf_counter() - begin))
+                read_s = max(_numbers(gather, read_s))
+                if share.may_read_all and direct_is_faster(read_s, tell_s, share.size):
+                    logger.info("read in %.3f s, told in %.3f s: all read all", read_s, tell_s)
+                    rest = [job for later in rounds[1:] for block in later for job in block]
+                    return _worst(gather, reader.read(rest))
+                reading = pool.submit(reader.read, rounds[1][share.index])
+    return None
+
+
+def _numbers(gather: Gather | None, mine: float) -> list[float]:
+    if gather is None:
+        return [mine]
+    every = gather(msgspec.json.encode(mine))
+    return [msgspec.json.decode(item, type=float) for item in every if isinstance(item, bytes)]
 
 
 def _same_model(manifest: Manifest, pieces: Sequence[Piece], where: str) -> None:

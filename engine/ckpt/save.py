@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 Gather = Callable[[object], list[object]]
 
 
+class NotHeld(CheckpointError):
+    """The store acknowledged a write and does not have it."""
+
+
 class PartTensor(Noun, frozen=True, kw_only=True):
     """One piece in a part: what it is and where it begins in the rank's file."""
 
@@ -250,8 +254,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _lost(store: Store, name: str, what: str) -> CheckpointError:
-    return CheckpointError(
+def _lost(store: Store, name: str, what: str) -> NotHeld:
+    return NotHeld(
         f"{store.url}/{name}: the store does not hold what was written: {what}",
         remedy="check the disk or the store; older checkpoints are untouched",
     )

@@ -1,56 +1,75 @@
-"""One reader per byte: replicas that hold the same pieces read a part each and tell one another.
+"""One reader per byte: replicas that hold the same pieces read some chunks each, and tell the rest.
 
 With ZeRO every rank holds what nobody else does and nothing is shared. Without it (zero = 0) all
 data-parallel ranks want the same bytes; reading them once and broadcasting spares the store (paper
-4.4).
+4.4). Chunks are dealt out whole, so that no chunk is read twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from engine.ckpt.piece import Piece
+import numpy as np
+
+from engine.ckpt.reading import Bytes, Job
+
+BLOCK_BYTES = 32 << 20
+"""About what a member reads at a time, while it tells the block before."""
+
+_CLEARLY = 0.8
 
 
 @dataclass(frozen=True)
 class Share:
     """A rank's place among the ranks that hold the same pieces in the same order.
 
-    broadcast(tensor, source) fills the tensor on all members with that of the member at `source`.
+    broadcast(data, source) fills the bytes on all members with those of the member at `source`
+    may_read_all  whether members may each read everything where that is measured to be faster
     """
 
     index: int
     size: int
     broadcast: Callable[[Any, int], None]
+    may_read_all: bool = True
 
 
-def split_pieces(pieces: Sequence[Piece], size: int) -> list[list[Piece]]:
-    """What each member reads: all elements laid end to end, cut into `size` equal ranges."""
-    total = sum(piece.region.size for piece in pieces)
-    parts: list[list[Piece]] = []
-    for index in range(size):
-        lo, hi = total * index // size, total * (index + 1) // size
-        parts.append(_within(pieces, lo, hi))
-    return parts
+def rounds_of(jobs: Sequence[Job], size: int) -> list[list[Sequence[Job]]]:
+    """Who reads what in which round: `rounds[r][m]` are the chunks of member m."""
+    if not jobs:
+        return [[() for _ in range(size)]]
+    chunk = max(job.file.chunk_bytes for job in jobs)
+    each = max(1, min(BLOCK_BYTES // chunk, -(-len(jobs) // size)))
+    blocks = [jobs[at : at + each] for at in range(0, len(jobs), each)]
+    blocks += [()] * (-len(blocks) % size)
+    return [blocks[at : at + size] for at in range(0, len(blocks), size)]
 
 
-def tell(parts: Sequence[Sequence[Piece]], share: Share) -> None:
-    """Exchange what was read; every member ends with all pieces filled."""
-    for source, pieces in enumerate(parts):
-        for piece in pieces:
-            share.broadcast(piece.tensor, source)
+def tell(blocks: Sequence[Sequence[Job]], share: Share) -> None:
+    """Exchange what each member has read; every member ends with all of it."""
+    for source, jobs in enumerate(blocks):
+        views = [view for job in jobs for view in job.memory()]
+        if not views:
+            continue
+        packed = (
+            np.concatenate(views) if source == share.index else np.empty(_size(views), np.uint8)
+        )
+        share.broadcast(packed, source)
+        if source != share.index:
+            at = 0
+            for view in views:
+                view[:] = packed[at : at + len(view)]
+                at += len(view)
 
 
-def _within(pieces: Sequence[Piece], lo: int, hi: int) -> list[Piece]:
-    found, at = [], 0
-    for piece in pieces:
-        first = max(lo - at, 0)
-        last = min(hi - at, piece.region.size)
-        if last > first:
-            begin = piece.flat[0]
-            flat = (begin + first, begin + last)
-            found.append(replace(piece, flat=flat, tensor=piece.tensor[first:last]))
-        at += piece.region.size
-    return found
+def direct_is_faster(read_s: float, tell_s: float, size: int) -> bool:
+    """Whether reading what the others read takes clearly less time than being told.
+
+    Both times are of one round: a member's own block read, all members' blocks exchanged.
+    """
+    return (size - 1) * read_s < _CLEARLY * tell_s
+
+
+def _size(views: Sequence[Bytes]) -> int:
+    return sum(len(view) for view in views)

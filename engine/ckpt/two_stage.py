@@ -25,6 +25,7 @@ from engine.ckpt.flush import FlushOptions, open_wake
 from engine.ckpt.leftovers import drop_hopeless, start_flusher
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.piece import Piece
+from engine.ckpt.ring import Place, Ring
 from engine.ckpt.save import Gather, describe_part
 from engine.ckpt.store import absolute, open_store
 from engine.errors import CheckpointError, EngineError, MissingError
@@ -53,6 +54,8 @@ class _SlotView(Noun, frozen=True, kw_only=True):
 
     states: tuple[SlotState, ...]
     steps: tuple[int, ...]
+    place: Place | None = None
+    """Where the rank is and where its node takes copies, if nodes keep copies."""
 
 
 class _Start(Noun, frozen=True, kw_only=True):
@@ -91,12 +94,14 @@ class TwoStage:
         copy_threads: int = 1,
         drain_s: float = 120.0,
         keep: int = 0,
+        ring: Ring | None = None,
     ) -> None:
         """Take the rank's place in the spool; wait up to `drain_s` if it holds another layout's.
 
         gather   as in save_checkpoint
         spool    folder in memory, the same for all ranks of a node; default: from `root`
         keep     newest checkpoints that the flusher keeps after each commit; 0 = all
+        ring     how nodes keep copies for one another; None: they do not
         Raises   MissingError, on every rank, if the arenas of a node do not fit into its memory
         """
         from engine.ckpt.copying import open_copier
@@ -107,6 +112,7 @@ class TwoStage:
         self.options = options or FlushOptions()
         self.spool = Spool(spool or default_spool(self.root))
         self.image = plan_pieces(pieces, rank)
+        self._ring = ring
         self._copier = open_copier([piece.tensor for piece in pieces], copy_threads)
         self._owner = self.spool.take(f"r{rank:05d}.owner", wait=True)
         self.spool.mark_closed(rank, False)
@@ -125,7 +131,11 @@ class TwoStage:
         """
         if not self._slots:
             self._slots = [self._map(slot) for slot in range(SLOTS)]
+        if self._ring:
+            self.spool.write_peers(self.spool.peers() or self._ring.alone())
         self._ensure_flusher()
+        if self._ring:
+            self._ring.wait_for_address(self.spool)
 
     def save(self, pieces: Sequence[Piece], meta: CheckpointMeta) -> Taken:
         """Snapshot the pieces; when this returns, they may change. Called by all ranks together.
@@ -147,6 +157,8 @@ class TwoStage:
         try:
             views = self._exchange([lock is not None for lock in held], meta)
             slot = choose_slot([view for view, _ in views])
+            if self._ring:
+                self._ring.close_up(self.spool, [view.place for view, _ in views if view.place])
             if slot is None:
                 logger.warning("step %d is not saved: earlier ones are being written", meta.step)
                 return Taken(step=meta.step, folder="", seconds=time.perf_counter() - start)
@@ -256,7 +268,8 @@ class TwoStage:
             states.append("pending" if waits else "free" if free[slot] else "busy")
             steps.append(ticket.step if ticket else -1)
         name = self._next_name(meta.step) if self.rank == 0 else ""
-        mine = (_SlotView(states=tuple(states), steps=tuple(steps)), name)
+        place = self._ring.place(self.spool) if self._ring else None
+        mine = (_SlotView(states=tuple(states), steps=tuple(steps), place=place), name)
         every = self.gather(msgspec.json.encode(mine))
         found = []
         for item in every:

@@ -31,7 +31,8 @@ def run_identity(run: Path) -> str:
     """
     path = run / _IDENTITY
     try:
-        with path.open("x", encoding="ascii") as file:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # it is a secret too
+        with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(os.urandom(_IDENTITY_BYTES).hex())
     except FileExistsError:
         pass

@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from engine.ckpt.arena import node_name, spool_folder
 from engine.ckpt.catalog import parse_folder
@@ -21,6 +24,7 @@ from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.memory import load_from_memory
 from engine.ckpt.prune import keep_newest
 from engine.ckpt.restore import load_checkpoint
+from engine.ckpt.ring import Ring, address_towards, bring_copies
 from engine.ckpt.save import agree, save_checkpoint
 from engine.ckpt.share import Share
 from engine.ckpt.store import open_store
@@ -51,7 +55,13 @@ class Saver:
         self.policy = Policy(self.spec)
         self.saved = -1
         """Step of the newest save that was begun or loaded; -1 = none."""
-        self.spool = self._find_spool()
+        self.spool, secret = self._find_spool()
+        self._ring = None
+        if self.spec.partner and self.spec.two_stage:
+            self._ring = Ring(
+                secret=secret, node=node_name(), listen=address_towards(recipe.train.host),
+                replica=recipe.layout.coord(self.mesh.rank).dp,
+            )  # fmt: skip
         self._two: TwoStage | None = None
         self._warming: threading.Thread | None = None
         self._held_s = 0.0
@@ -83,6 +93,10 @@ class Saver:
 
     def _from_memory(self) -> CheckpointMeta | None:
         """The newest snapshot that all ranks have, unless the store has a newer checkpoint."""
+        if self._ring:
+            bring_copies(
+                self.spool, self._ring, rank=self.mesh.rank, lead=self._lead, gather=self.gather
+            )
         pieces = pieces_to_load(self.engine)
         newest = int(agree(self.gather, self._newest_step)[0])
         meta = load_from_memory(
@@ -126,9 +140,16 @@ class Saver:
         group = self.mesh.dp_gather
         if self.recipe.layout.zero or group.size == 1:
             return None
-        return Share(
-            group.index, group.size, lambda tensor, source: broadcast(tensor, source, group).wait()
-        )
+        device = self.engine.stage.device
+
+        def tell(data: npt.NDArray[np.uint8], source: int) -> None:
+            host = torch.from_numpy(data)
+            there = host.to(device)
+            broadcast(there, source, group).wait()
+            if there is not host:
+                host.copy_(there)
+
+        return Share(group.index, group.size, tell)
 
     def _open_two_stage(self) -> TwoStage | None:
         options = FlushOptions(
@@ -139,7 +160,7 @@ class Saver:
             return TwoStage(
                 self.root, pieces_to_save(self.engine), rank=self.mesh.rank,
                 world=self.mesh.layout.world_size, gather=self.gather, spool=self.spool,
-                options=options, keep=self.spec.keep, drain_s=self.spec.deadline_s,
+                options=options, ring=self._ring, keep=self.spec.keep, drain_s=self.spec.deadline_s,
             )  # fmt: skip
         except MissingError as error:
             logger.warning(
@@ -310,8 +331,11 @@ class Saver:
         assert isinstance(value, bytes), "checkpoint rooms exchange encoded bytes"
         return list(gather_bytes(value, self.mesh.world))
 
-    def _find_spool(self) -> Path:
-        """Memory of this run on this node; also finds out whether this rank speaks for the node."""
+    def _find_spool(self) -> tuple[Path, str]:
+        """Memory of this run on this node, and the run's secret.
+
+        Also finds out whether this rank speaks for the node.
+        """
         name = run_identity(self.folder) if self.mesh.rank == 0 else ""
         every = [
             msgspec.json.decode(item, type=tuple[str, str])
@@ -319,4 +343,4 @@ class Saver:
             if isinstance(item, bytes)
         ]
         self._lead = [node for _, node in every].index(node_name()) == self.mesh.rank
-        return spool_folder(f"{self.root}#{every[0][0]}", node_name())
+        return spool_folder(f"{self.root}#{every[0][0]}", node_name()), every[0][0]
