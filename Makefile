@@ -11,7 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 # Numeric libraries use the cores by ranks, not by threads within one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast house lint format types docs docs-check golden install clean
+.PHONY: help demo test test-fast house lint format types docs docs-site docs-check pictures bench \
+	bench-gpu package golden install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +45,21 @@ format: $(STAMP) ## rewrite the code in the house's form
 
 docs: $(STAMP) ## write the generated reference pages and the recipe's JSON Schema
 	$(BIN)/python -m tools.generate
+
+docs-site: $(STAMP) ## the documentation as a site in build/site; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+pictures: $(STAMP) ## draw the pictures of the documentation
+	$(BIN)/python -m tools.pictures
+
+bench: $(STAMP) ## run the side-by-side benchmarks, write docs/explanation/benchmarks.md (an hour)
+	$(BIN)/python -m tools.bench
+
+bench-gpu: $(STAMP) ## the part that needs a GPU
+	$(BIN)/python bench/ops/bench_ops.py --device cuda --dtype bf16 --rows 8192 --hidden 8192
+
+package: $(STAMP) ## wheel and source archive in dist/, tried in empty environments
+	$(BIN)/python -m tools.package
 
 docs-check: $(STAMP) ## say which generated pages are stale
 	$(BIN)/python -m tools.generate --check

@@ -14,6 +14,7 @@ from tools.generate import FILES, stale
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 PAPER_MAP = ROOT / "docs" / "explanation" / "paper-map.md"
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -41,10 +42,13 @@ def test_msctl_lines_of_console_blocks_parse(path):
 
 @pytest.mark.multi
 @pytest.mark.slow
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.name)
-def test_console_blocks_of_tutorials_run(path, tmp_path):
-    """In a folder with the recipes; a line may say how it ends: `# exits 4`."""
+@pytest.mark.parametrize(
+    "path", [p for p in TUTORIALS + HOW_TO if console_lines(p)], ids=lambda p: p.name
+)
+def test_console_blocks_run(path, tmp_path):
+    """In a folder with the recipes and the docs; a line may say how it ends: `# exits 4`."""
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     for line in console_lines(path):
         said = re.search(r"# exits (\d+)", line)
         script = f'PATH="{ROOT}/.venv/bin:$PATH"; {line}'
