@@ -1,12 +1,14 @@
 """Write the tables of docs/explanation/plan-accuracy.md from tables of runs.
 
-    python bench/plan/accuracy.py TABLE.csv [--fits TRIALS.csv ...] [--sweeps RUNS.csv ...]
+    python bench/plan/accuracy.py TABLE.csv [--left LEFT.jsonl] [--fits TRIALS.csv ...]
+        [--sweeps RUNS.csv ...]
 
 The page keeps its prose; only what is between the two marker lines is replaced. TABLE is the one
 that the constants were fitted on; the others are only scored.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -21,7 +23,9 @@ PAGE = ROOT / "docs" / "explanation" / "plan-accuracy.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 from engine.plan.paper import TABLE_2, ladder, line, strong_scaling  # noqa: E402
+from engine.plan.profiles import fitted  # noqa: E402
 from engine.plan.rows import read_rows  # noqa: E402
+from engine.plan.search import Z80  # noqa: E402
 from engine.plan.validate import validate  # noqa: E402
 
 
@@ -67,43 +71,103 @@ def paper() -> list[str]:
     return [*lines, ""]
 
 
+SWEEP_KEYS = ("source_group", "layers", "hidden", "heads", "seq", "gpus", "gpu_model",
+              "global_batch_sequences", "attention", "precision")  # fmt: skip
+ANY_SIZE = {"llm-foundry": ("gpus", "global_batch_sequences")}
+"""Sources that vary the number of GPUs with the batch: compared by time per sequence and GPU."""
+
+
 def sweeps(paths: list[Path]) -> list[str]:
     """How much slower the layout that the plan would pick is than the best one measured."""
     lines = ["### Layout sweeps", "",
              "| source | sweeps | mean loss of the pick | rank correlation | mean error |",
              "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    every: list[float] = []
+    sources: list[float] = []
     for path in paths:
-        scores = {r.id: r for r in validate(path).rows}
-        sets: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for row in read_rows(path):
-            if row["id"] in scores:
-                keys = ("source_group", "layers", "hidden", "heads", "seq", "gpus", "gpu_model",
-                        "global_batch_sequences", "attention", "precision")  # fmt: skip
-                sets[tuple(row.get(k, "") for k in keys)].append(row["id"])
-        by_group: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-        for key, ids in sets.items():
-            if len(ids) < 4:
-                continue
-            predicted = np.array([scores[i].predicted_s for i in ids])
-            measured = np.array([scores[i].measured_s for i in ids])
-            loss = measured[np.argmin(predicted)] / measured.min() - 1
-            ranks = np.corrcoef(predicted.argsort().argsort(), measured.argsort().argsort())[0, 1]
-            by_group[key[0]].append((loss, ranks, np.mean(np.abs(predicted / measured - 1))))
-        for name, values in sorted(by_group.items()):
+        for name, values in sorted(_sweeps_of(path).items()):
             loss, ranks, error = np.mean(values, axis=0)
+            every += [v[0] for v in values]
+            sources.append(loss)
             lines.append(f"| {name} | {len(values)} | {per_cent(loss)} | {ranks:.2f} "
                          f"| {per_cent(error)} |")  # fmt: skip
-    return [*lines, ""]
+    lines.append(f"| **mean over sources** | {len(every)} | **{per_cent(np.mean(sources))}** | | |")
+    return [*lines, "", f"Mean over all {len(every)} sweeps: {per_cent(np.mean(every))}.", ""]
+
+
+def _sweeps_of(path: Path) -> dict[str, list[tuple[float, float, float]]]:
+    """By source: loss of the pick, rank correlation and mean error of every sweep."""
+    scores = {r.id: r for r in validate(path).rows}
+    rows = {row["id"]: row for row in read_rows(path) if row["id"] in scores}
+    sets: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for row in rows.values():
+        free = ANY_SIZE.get(row.get("source_group", ""), ())
+        sets[tuple(row.get(k, "") for k in SWEEP_KEYS if k not in free)].append(row["id"])
+    by_group: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for key, ids in sets.items():
+        if len(ids) < 4:
+            continue
+        work = np.array([_work(rows[i]) if key[0] in ANY_SIZE else 1.0 for i in ids])
+        predicted = np.array([scores[i].predicted_s for i in ids]) / work
+        measured = np.array([scores[i].measured_s for i in ids]) / work
+        loss = measured[np.argmin(predicted)] / measured.min() - 1
+        ranks = np.corrcoef(predicted.argsort().argsort(), measured.argsort().argsort())[0, 1]
+        error = float(np.mean(np.abs(predicted / measured - 1)))
+        by_group[key[0]].append((float(loss), float(ranks), error))
+    return by_group
+
+
+def _work(row: dict[str, str]) -> float:
+    """Sequences per GPU."""
+    return float(row["global_batch_sequences"]) / float(row["gpus"])
+
+
+def left_out(path: Path) -> list[str]:
+    """Errors of sources and rows that had no part in the fit (bench/plan/fit.py --without)."""
+    found = [json.loads(text) for text in path.read_text().splitlines()]
+    folds = [one for one in found if one["without"].startswith("fold:")]
+    groups = _by_group([one for one in found if not one["without"].startswith("fold:")])
+    out = ["### Left out of the fit", "", "| source | rows | mean error, source left out |",
+           "| --- | --- | --- |"]  # fmt: skip
+    out += [f"| {n} | {len(v)} | {per_cent(_mape(v))} |" for n, v in sorted(groups.items())]
+    mean = np.mean([_mape(v) for v in groups.values()])
+    out.append(f"| **mean over sources** | | **{per_cent(mean)}** |")
+    spreads = {name: profile.log_error for name, profile in fitted().profiles.items()}
+    inside = [abs(one["log_error"]) <= Z80 * spreads[one["system"]] for one in folds]
+    rows = _mape([one["log_error"] for one in folds])
+    sources = np.mean([_mape(v) for v in _by_group(folds).values()])
+    says = (
+        f"A tenth of the rows left out in turn: {per_cent(rows)} mean over rows, "
+        f"{per_cent(sources)} over sources; {per_cent(np.mean(inside))} of these rows lie between "
+        "P10 and P90."
+    )
+    return [*out, "", says, ""]
+
+
+def _by_group(found: list[dict]) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in found:
+        groups[one["group"]].append(one["log_error"])
+    return groups
+
+
+def _mape(log_errors: list[float]) -> float:
+    return float(np.mean(np.abs(np.exp(log_errors) - 1)))
 
 
 def fits(paths: list[Path]) -> list[str]:
     lines = ["### Fits or does not fit", "",
              "| trials | right | said to fit that did not | refused that fitted |",
              "| --- | --- | --- | --- |"]  # fmt: skip
-    for path in paths:
-        m = validate(path).memory
+    found = [validate(path).memory for path in paths]
+    for m in found:
         lines.append(f"| {m.trials} | {per_cent(m.right)} | {per_cent(m.false_fits)} "
                      f"| {per_cent(m.false_refusals)} |")  # fmt: skip
+    total = sum(m.trials for m in found)
+    if total:
+        sums = [sum(getattr(m, name) * m.trials for m in found) / total
+                for name in ("right", "false_fits", "false_refusals")]  # fmt: skip
+        lines.append(f"| **{total}** | {' | '.join(f'**{per_cent(x)}**' for x in sums)} |")
     return [*lines, ""]
 
 
@@ -127,9 +191,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("--fits", type=Path, nargs="*", default=[])
+    parser.add_argument("--left", type=Path, help="output of fit.py --without")
     parser.add_argument("--sweeps", type=Path, nargs="*", default=[])
     given = parser.parse_args()
-    lines = groups(given.table) + paper() + sweeps([given.table, *given.sweeps])
+    lines = groups(given.table) + (left_out(given.left) if given.left else []) + paper()
+    lines += sweeps([given.table, *given.sweeps])
     lines += fits(given.fits) + speed()
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)

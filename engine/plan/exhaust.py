@@ -16,7 +16,7 @@ from engine.plan.price import Price, price
 from engine.plan.report import Candidate
 from engine.plan.search import Space, broken_rules, candidate_of, divisors, enumerate_grid
 from engine.plan.setup import RECOMPUTE, Grid, Job
-from engine.plan.simulate import Step, step_of
+from engine.plan.simulate import pipeline_of, step_of
 from engine.spec.base import Noun, doc
 
 _SLICE = 1 << 15
@@ -43,24 +43,29 @@ def exhaust(job: Job, gpus: int, *, top: int = 10) -> Exhausted:
     """Enumerate, refuse, bound and simulate everything."""
     grid = enumerate_grid(job, gpus, full_space(job))
     total = len(grid.tp)
-    alive = np.concatenate([_feasible(job, part) for part in _parts(grid)])
-    kept = grid.take(alive)
     entries: list[_Entry] = []
-    switches = list(product((False, True), repeat=4))
-    for tp, pp, dp, fused in switches:
-        profile = msgspec.structs.replace(
-            job.profile, overlap_tp=tp, overlap_pp=pp, overlap_dp=dp, fused=fused
-        )
-        own = msgspec.structs.replace(job, profile=profile)
-        bounds = np.concatenate([_bounds(own, part) for part in _parts(kept)])
-        for index in np.argsort(bounds, kind="stable")[: 4 * top]:
-            entries.append(_Entry(float(bounds[index]), own, kept, int(index)))
+    feasible = 0
+    for fused in (False, True):  # the only switch that memory depends on
+        one = _switched(job, fused=fused)
+        alive = np.concatenate([_feasible(one, part) for part in _parts(grid)])
+        kept = grid.take(alive)
+        for tp, pp, dp in product((False, True), repeat=3):
+            own = _switched(one, overlap_tp=tp, overlap_pp=pp, overlap_dp=dp)
+            bounds = np.concatenate([_bounds(own, part) for part in _parts(kept)])
+            feasible += len(bounds)
+            for index in np.argsort(bounds, kind="stable")[: 4 * top]:
+                entries.append(_Entry(float(bounds[index]), own, kept, int(index)))
     entries.sort(key=lambda e: e.bound_s)
     found, simulated = _simulate(entries, top)
     return Exhausted(
-        enumerated=total * len(switches), feasible=len(kept.tp) * len(switches),
-        simulated=simulated, candidates=tuple(found),
-    )  # fmt: skip
+        enumerated=total * 16, feasible=feasible, simulated=simulated, candidates=tuple(found)
+    )
+
+
+def _switched(job: Job, **switches: bool) -> Job:
+    """The job with some switches of its system set."""
+    profile = msgspec.structs.replace(job.profile, **switches)
+    return msgspec.structs.replace(job, profile=profile)
 
 
 def full_space(job: Job) -> Space:
@@ -94,7 +99,7 @@ def _bounds(job: Job, grid: Grid) -> "np.ndarray[tuple[int], np.dtype[np.float64
 
 def _simulate(entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
     """The best by simulation, lowest bound first, until no bound can win."""
-    best: list[tuple[float, _Entry, Step]] = []
+    best: list[tuple[float, _Entry, Price, float]] = []
     simulated = 0
     for entry in entries:
         if len(best) >= top and entry.bound_s >= best[top - 1][0]:
@@ -103,9 +108,13 @@ def _simulate(entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
         one = entry.grid.take(slice(entry.place, entry.place + 1))
         prices = price(entry.job, one)
         scalar = Price(*(float(np.ravel(column)[0]) for column in prices))
-        step = step_of(entry.job, layout, scalar)
+        pipeline_s = pipeline_of(entry.job, layout, scalar)
         simulated += 1
-        best.append((step.step_s, entry, step))
+        best.append((pipeline_s + scalar.tail_s + scalar.tail_dp_s, entry, scalar, pipeline_s))
         best.sort(key=lambda item: item[0])
-    chosen = best[:top]
-    return [candidate_of(e.job, e.grid.layout(e.place), step) for _, e, step in chosen], simulated
+    found = []
+    for _, e, prices, pipeline_s in best[:top]:
+        layout = e.grid.layout(e.place)
+        step = step_of(e.job, layout, prices, pipeline_s)
+        found.append(candidate_of(e.job, layout, step))
+    return found, simulated

@@ -18,7 +18,7 @@ from engine.plan.goodput import Failures, Goodput, goodput
 from engine.plan.models import Source, load_model
 from engine.plan.profiles import fitted, profile
 from engine.plan.report import PlanReport
-from engine.plan.runs import with_host
+from engine.plan.runs import on_machine
 from engine.plan.search import Space, divisors, search
 from engine.plan.setup import RECOMPUTE, SCHEDULES, Job, PlanLayout
 from engine.plan.simulate import simulate_step
@@ -114,7 +114,7 @@ def prepare(request: Request) -> Prepared:
         precision=precision, attention=attention, profile=system,  # type: ignore[arg-type]
         physics=fitted().physics, speed=fitted().speed_of(cluster.device.name, precision),
     )  # fmt: skip
-    job = with_host(job)
+    job = on_machine(job)
     return Prepared(job, gpus, _space(sets, job), tuple(notes))
 
 

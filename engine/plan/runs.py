@@ -54,20 +54,27 @@ def job_of(recipe: Recipe, constants: Fitted, cluster: ClusterSpec | None = None
         cluster = recipe.cluster or this_machine(recipe.layout.world_size, cores=cores)
     profile = msgspec.structs.replace(
         constants.profiles["msctl"], overlap_tp=recipe.overlap.tp, overlap_pp=recipe.overlap.pp,
-        overlap_dp=recipe.overlap.dp, intercept_s=0.01,
+        overlap_dp=recipe.overlap.dp,
     )  # fmt: skip
-    physics = constants.physics
-    if cluster.cores:
-        profile = msgspec.structs.replace(
-            profile, overlap_tp=False, overlap_dp=False, async_backward=0.0, slope=1.0,
-            host_serial=1.0, intercept_s=0.005,
-        )  # fmt: skip
-        physics = on_cores(physics)
     job = Job(
         model=recipe.model, cluster=cluster, global_batch=recipe.batch.global_batch,
-        precision=recipe.train.precision, attention="fused-softmax", profile=profile,
-        physics=physics,
+        precision=recipe.train.precision, attention="flash2", profile=profile,
+        physics=constants.physics,
     )  # fmt: skip
+    return on_machine(job)
+
+
+def on_machine(job: Job) -> Job:
+    """The job with what its cluster says of cores and of measured overheads."""
+    if job.cluster.cores:
+        profile = msgspec.structs.replace(
+            job.profile, overlap_tp=False, overlap_dp=False, async_backward=0.0, slope=1.0,
+            host_serial=1.0, intercept_s=0.005,
+        )  # fmt: skip
+        job = msgspec.structs.replace(
+            job, profile=profile, physics=on_cores(job.physics), attention="fused-softmax",
+            speed=1.0,
+        )  # fmt: skip
     return with_host(job)
 
 

@@ -27,7 +27,7 @@ from engine.plan.setup import (
     Recompute,
     grid_of,
 )  # fmt: skip
-from engine.plan.simulate import Step, step_of
+from engine.plan.simulate import Step, pipeline_of, step_of
 
 Bools = npt.NDArray[np.bool_]
 MOST_STAGES = 64
@@ -171,17 +171,20 @@ def search(job: Job, gpus: int, space: Space, *, top: int = 10) -> Found:
     )
     bounds = prices.bound_s(job, grid)
     order = np.lexsort((*_tie_breakers(grid), bounds))
-    best: list[tuple[float, int, Step]] = []
+    best: list[tuple[float, int, Price, float]] = []
     simulated = 0
     for index in order:
         if len(best) >= top and bounds[index] >= best[top - 1][0]:
             break
         one = Price(*(float(column[index]) for column in prices))
-        step = step_of(job, grid.layout(int(index)), one)
+        pipeline_s = pipeline_of(job, grid.layout(int(index)), one)
         simulated += 1
-        best.append((step.step_s, int(index), step))
+        best.append((pipeline_s + one.tail_s + one.tail_dp_s, int(index), one, pipeline_s))
         best.sort(key=lambda item: (item[0], *_key(grid, item[1])))
-    chosen = [candidate_of(job, grid.layout(index), step) for _, index, step in best[:top]]
+    chosen = []
+    for _, index, one, pipeline_s in best[:top]:
+        layout = grid.layout(index)
+        chosen.append(candidate_of(job, layout, step_of(job, layout, one, pipeline_s)))
     return Found(tuple(_pareto(chosen)), tuple(refusals), len(grid.tp), simulated)
 
 

@@ -45,12 +45,21 @@ def simulate_step(job: Job, layout: PlanLayout) -> Step:
     return step_of(job, layout, prices)
 
 
-def step_of(job: Job, layout: PlanLayout, prices: Price) -> Step:
-    """The same, from prices at hand."""
+def pipeline_of(job: Job, layout: PlanLayout, prices: Price) -> float:
+    """Seconds of the pipeline with its communication: all that ranking needs beside the prices."""
+    if job.cluster.cores:
+        step = _on_shared_cores(job, layout, prices)
+        rest: float = step.step_s - prices.tail_s - prices.tail_dp_s
+        return rest
+    return _makespan(job, layout, prices, comm=True)
+
+
+def step_of(job: Job, layout: PlanLayout, prices: Price, pipeline_s: float | None = None) -> Step:
+    """The same, from prices at hand (and what `pipeline_of` made of them)."""
     if job.cluster.cores:
         return _on_shared_cores(job, layout, prices)
     m = int(prices.microbatches)
-    whole = _makespan(job, layout, prices, comm=True)
+    whole = _makespan(job, layout, prices, comm=True) if pipeline_s is None else pipeline_s
     bare = _makespan(job, layout, prices, comm=False)
     busy = _busy_s(layout, prices)
     dp_pipeline = 0.0

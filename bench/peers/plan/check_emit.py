@@ -28,9 +28,9 @@ PLANS = (
 )
 
 
-def emitted(kind: str, model: str, gpus: str, more: tuple[str, ...]) -> str:
+def emitted(python: str, kind: str, model: str, gpus: str, more: tuple[str, ...]) -> str:
     """What msctl writes, by the interpreter that has msctl."""
-    command = [MSCTL, "-m", "msctl", "plan", "--model", model, "--gpus", gpus, *more,
+    command = [python, "-m", "msctl", "plan", "--model", model, "--gpus", gpus, *more,
                "--emit", kind, "-q"]  # fmt: skip
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
@@ -111,12 +111,12 @@ def _value(text: str) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("msctl", help="interpreter that has msctl")
-    globals()["MSCTL"] = parser.parse_args().msctl
+    python = parser.parse_args().msctl
     failed = 0
     for model, gpus, more in PLANS:
         for kind, reader in (("torchtitan", torchtitan), ("megatron", megatron)):
             try:
-                says = reader(emitted(kind, model, gpus, more))
+                says = reader(emitted(python, kind, model, gpus, more))
             except subprocess.CalledProcessError as error:
                 says, failed = f"FAILED: {error.stderr.strip()[-300:]}", failed + 1
             except Exception as error:
