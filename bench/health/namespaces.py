@@ -23,7 +23,7 @@ from engine.health.agent import Hello, serve
 from engine.health.fleet import Fleet, Plan, check_fleet
 from engine.health.launch import new_run
 
-BRIDGE, LEADER = "brcheck", "10.77.0.254"
+BRIDGE, LEADER = "brcheck", "10.79.0.254"
 CLONE_NEWNET = 0x40000000
 
 
@@ -39,7 +39,7 @@ def set_up(count):
         sh(f"ip netns add chk{i}")
         sh(f"ip link add vchk{i} type veth peer name veth0 netns chk{i}")
         sh(f"ip link set vchk{i} master {BRIDGE} up")
-        sh(f"ip -n chk{i} addr add 10.77.0.{i + 1}/24 dev veth0")
+        sh(f"ip -n chk{i} addr add 10.79.0.{i + 1}/24 dev veth0")
         sh(f"ip -n chk{i} link set veth0 up")
         sh(f"ip -n chk{i} link set lo up")
 

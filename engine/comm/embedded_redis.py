@@ -8,12 +8,14 @@ reach it; it always wants a password. It dies with the process that started it. 
 import contextlib
 import ctypes
 import os
+import queue
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,14 +133,7 @@ class EmbeddedRedis:
         if self.is_alive:
             return 0.0
         start = time.monotonic()
-        log = open(self._folder / "log", "ab")  # noqa: SIM115 - handed to the child
-        try:
-            self._process = subprocess.Popen(
-                [self._program, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                cwd=self._folder, start_new_session=True, preexec_fn=_die_with_parent(os.getpid()),
-            )  # fmt: skip
-        finally:
-            log.close()
+        self._process = self._launch()
         assert self._process.stdin is not None, "a pipe was asked for"
         # a server that has ended already does not read; the loop below says so
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
@@ -155,6 +150,37 @@ class EmbeddedRedis:
                     time.sleep(0.002)
         finally:
             client.close()
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        """Start the program from a thread that lives as long as it does.
+
+        The kernel kills it when the thread that started it ends: the caller's thread may be one
+        that only came to restart the server.
+        """
+        made: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+        def keep() -> None:
+            try:
+                with open(self._folder / "log", "ab") as log:
+                    process = subprocess.Popen(
+                        [self._program, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                        cwd=self._folder, start_new_session=True,
+                        preexec_fn=_die_with_parent(os.getpid()),
+                    )  # fmt: skip
+            except OSError as error:
+                made.put(error)
+                return
+            made.put(process)
+            process.wait()
+
+        threading.Thread(target=keep, name="redis-keeper", daemon=True).start()
+        started = made.get()
+        if isinstance(started, OSError):
+            raise MissingError(
+                f"{self._program} cannot be run: {started.strerror or started}",
+                remedy="install redis-server, or give a running server with --redis URL",
+            ) from started
+        return started
 
     def stop(self) -> None:
         """End the server and remove its folder."""

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.comm.embedded_redis import EmbeddedRedis
 from engine.comm.resp import Client, parse_url
-from engine.errors import RecipeError
+from engine.errors import MissingError, RecipeError
 from engine.health.agent import Hello
 from engine.health.fleet import Fleet, FleetReport, Plan, Say, check_fleet
 from engine.health.launch import Where, new_run, reachable_host, read_hosts, start
@@ -55,7 +55,13 @@ def check_allocation(
         client = Client(parse_url(url))
         stack.callback(client.close)
         fleet = Fleet(client, hello.run, started.nodes)
-        found = check_fleet(fleet, started.nodes, plan, switch_of=switch_of, say=say)
+        try:
+            found = check_fleet(fleet, started.nodes, plan, switch_of=switch_of, say=say)
+        except MissingError as error:
+            why = next(iter(started.said().values()), "")
+            raise MissingError(
+                f"{error.what}: {why}" if why else error.what, remedy=error.remedy
+            ) from error
         return _with_complaints(found, started.said())
 
 

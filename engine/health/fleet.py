@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from engine.comm.resp import Client
+from engine.errors import MissingError
 from engine.health.agent import Done, Task, names
 from engine.health.compare import digests, outliers, skew
 from engine.health.look import problem
@@ -149,6 +150,11 @@ def check_fleet(
     start = time.monotonic()
     came = fleet.gather(plan.come_s)
     say(f"{len(came)} of {len(nodes)} nodes came")
+    if not came:  # that many nodes do not fail at once: the way to Redis does
+        raise MissingError(
+            f"none of {len(nodes)} nodes came within {show_seconds(plan.come_s)}",
+            remedy="check that nodes reach the Redis here (firewall), or give one with --redis URL",
+        )
     group = [
         _silent(n, f"its agent did not start within {show_seconds(plan.come_s)}")
         for n in nodes

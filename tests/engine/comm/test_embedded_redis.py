@@ -1,6 +1,8 @@
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -94,3 +96,23 @@ def test_it_dies_with_its_owner(has_server):
 def test_a_program_that_is_no_server_is_an_error(tmp_path):
     with pytest.raises(MissingError, match="did not start"):
         EmbeddedRedis(program="/bin/false")
+
+
+@pytest.mark.multi
+def test_it_outlives_a_thread_that_restarted_it(has_server):
+    with EmbeddedRedis() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        while server.is_alive:
+            time.sleep(0.005)
+        thread = threading.Thread(target=server.restart)
+        thread.start()
+        thread.join()
+        for _ in range(5):
+            time.sleep(0.02)
+            assert Client(server.local).call(("PING",), patience_s=0.0) == [b"PONG"]
+
+
+@pytest.mark.multi
+def test_a_program_that_cannot_be_run_is_an_error(tmp_path):
+    with pytest.raises(MissingError, match="absent cannot be run: No such file"):
+        EmbeddedRedis(program=str(tmp_path / "absent"))

@@ -1,9 +1,13 @@
 """Joining a run: all ranks or an error that says who and where."""
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from bench.ranks import World
@@ -71,6 +75,37 @@ def test_a_rank_that_never_comes_is_named(world: World, place):
         assert found["what"].endswith("missing: rank 2 on node-02")
         assert "monitor.timeout_s" in found["remedy"]
         assert found["s"] < 30
+
+
+def join_late(rank: int, meet: Rendezvous, args: dict) -> float:
+    """The last rank comes when the Redis has been killed and is back."""
+    if rank == 2:
+        time.sleep(1.5)
+    start_world(rank, 3, meet._replace(**args), backend="gloo", timeout_s=60)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    end_world()
+    return float(total)
+
+
+def test_a_redis_that_is_killed_while_ranks_meet_is_only_a_delay(world: World):
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+    with EmbeddedRedis(host="127.0.0.1") as server:
+
+        def strike() -> None:
+            os.kill(server.pid, signal.SIGKILL)
+            while server.is_alive:
+                time.sleep(0.005)
+            server.restart()
+
+        timer = threading.Timer(0.7, strike)
+        timer.start()
+        place = {"store_url": server.url_by_file, "prefix": "late/"}
+        assert world.run(f"{__name__}:join_late", 3, place) == [3.0] * 3
+        timer.join()
 
 
 def refused(rank: int, meet: Rendezvous, url: str) -> list[str]:

@@ -1,5 +1,8 @@
 """The leader's side, against scripted agents: who is bad, what differs, what is slow."""
 
+import pytest
+
+from engine.errors import MissingError
 from engine.health.agent import Done
 from engine.health.fleet import Plan, check_fleet, run_groups
 from engine.health.result import CheckResult, NodeReport
@@ -88,6 +91,12 @@ def test_a_node_that_fails_alone_takes_no_part_in_pairs():
     assert found.unfit == ("n05",)
     assert not any("n05" in pair for pair in fleet.asked)
     assert found.nodes[0].node == "n05"
+
+
+def test_when_nobody_comes_nobody_is_accused():
+    with pytest.raises(MissingError, match="none of 16 nodes came within 60 s") as caught:
+        check(absent=NODES)
+    assert "--redis" in caught.value.remedy
 
 
 def test_a_node_that_goes_silent_is_unfit():
