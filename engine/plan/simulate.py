@@ -95,7 +95,8 @@ def _on_shared_cores(job: Job, layout: PlanLayout, prices: Price) -> Step:
     link: Resource = "wire" if cluster.intra.shared else "core"
 
     def exchange(bytes_s: float, whole_s: float) -> list[Phase]:
-        return [Phase(link, bytes_s), Phase("rest", max(0.0, whole_s - bytes_s))]
+        late = whole_s - bytes_s  # latency; on a slow wire ranks are woken while bytes still come
+        return [Phase(link, bytes_s), Phase("rest", late if link == "core" else late - bytes_s)]
 
     def phases(action: Action) -> list[Phase]:
         comm = prices.tp_s / 2 if action.kind is not Kind.BACKWARD_WEIGHT else 0.0
