@@ -6,8 +6,6 @@ The same agents and the same leader as `msctl selfcheck --on`; they need a Redis
 from typing import TYPE_CHECKING
 
 from engine.comm.resp import Client, parse_url
-from engine.health.fleet import Fleet, Plan, check_fleet
-from engine.health.launch import new_run
 
 if TYPE_CHECKING:
     from engine.job.driver import Driver
@@ -15,6 +13,10 @@ if TYPE_CHECKING:
 
 def compare_nodes(driver: "Driver") -> dict[str, str]:
     """Node -> why it is unfit, found by tests of all nodes, of neighbours, then by halves."""
+    # all of the self-check comes along: not for every start of `msctl train`
+    from engine.health.fleet import Fleet, Plan, check_fleet
+    from engine.health.launch import new_run
+
     nodes = driver.nodes.here()
     if driver.server is None or len(nodes) < 2:
         return {}

@@ -14,8 +14,9 @@ from engine.job.driver import Driver, Watch
 from engine.job.dry import DryRun, dry_run
 from engine.job.fit import check_machine
 from engine.job.run import RunResult, run_folder, valid_resume
-from engine.job.where import known, place_of, preview
+from engine.job.where import Where, known, place_of, preview
 from engine.spec.load import load_recipe
+from engine.spec.recipe import Recipe
 from engine.train.drill import parse_faults
 from engine.units import show_bytes, show_count, show_ratio, show_seconds
 from msctl.commands.live import Live
@@ -48,7 +49,8 @@ def train(
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of --ablate.")] = 3,
     on: Annotated[
-        str, typer.Option("--on", help="Where its nodes are: local, slurm, k8s, or join by themselves.")
+        str,
+        typer.Option("--on", help="Where its nodes are: local, slurm, k8s, or join by themselves."),
     ] = "local",
     drill: Annotated[
         list[str] | None,
@@ -85,36 +87,49 @@ def train(
         raise RecipeError(
             f"--resume {resume}: not auto, never or a step", remedy="use --resume auto"
         )
+    folder = run_folder(loaded, run, root=runs, resume=resume)
     if dry:
-        if where != "local":
-            start = preview(where, loaded, run_folder(loaded, run, root=runs, resume=resume))
-            ui.result(start, show_start)
-        else:
-            ui.result(dry_run(loaded), show_dry_run)
+        _preview(ui, where, loaded, folder)
         return
     if where == "local":
         check_machine(loaded)
     if ablation:
-        folder = run or runs / f"{loaded.name}-ablation"
+        place = run or runs / f"{loaded.name}-ablation"
         ladder = ablate(
-            recipe, list(set_ or []), folder, rounds=rounds, steps=steps or 10, tell=ui.note
+            recipe, list(set_ or []), place, rounds=rounds, steps=steps or 10, tell=ui.note
         )
         ui.result(ladder, show_ladder)
-        ui.note(f"wrote {folder}")
+        ui.note(f"wrote {place}")
         return
-    folder = run_folder(loaded, run, root=runs, resume=resume)
     ui.note(prepare_data(loaded))
     with Live(ui, loaded) as live:
         watch = Watch(on_step=live.step, on_note=live.note)
-        place = place_of(where, loaded)
-        driver = Driver(loaded, folder, watch, place=place, drills=faults)
+        driver = Driver(loaded, folder, watch, place=place_of(where, loaded), drills=faults)
         result = driver.run(steps=steps, resume=resume)
     if faults:
-        report = drill_report(driver, result.ended)
-        ui.result(report, show_drill)
-        ui.note(f"wrote {folder}; evidence of each fault is in its incidents/")
-        ui.exit(not all(score.is_passed for score in report.scores))
-        return
+        _score(ui, driver, result)
+    else:
+        _end(ui, folder, result)
+
+
+def _preview(ui: Ui, where: Where, recipe: Recipe, folder: Path) -> None:
+    """Start nothing: the layout here, the script or manifest elsewhere."""
+    if where == "local":
+        ui.result(dry_run(recipe), show_dry_run)
+    else:
+        ui.result(preview(where, recipe, folder), show_start)
+
+
+def _score(ui: Ui, driver: Driver, result: RunResult) -> None:
+    """How a rehearsal went; code 4 if a fault was not mended."""
+    report = drill_report(driver, result.ended)
+    ui.result(report, show_drill)
+    ui.note(f"wrote {driver.folder}; evidence of each fault is in its incidents/")
+    ui.exit(not all(score.is_passed for score in report.scores))
+
+
+def _end(ui: Ui, folder: Path, result: RunResult) -> None:
+    """How a run went; code 130 if a person stopped it."""
     ui.result(result, show_result)
     ui.note(f"wrote {folder}")
     ui.hint(f"`msctl diagnose --job {folder.name}` says where the time went")
