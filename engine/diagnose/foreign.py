@@ -19,7 +19,7 @@ from engine.diagnose.hang import rank_waits
 from engine.diagnose.logs.reading import read_logs
 from engine.diagnose.logs.triage import Triage
 from engine.diagnose.readers.beats import Beat, read_beats
-from engine.diagnose.readers.files import FileFault
+from engine.diagnose.readers.files import FileFault, files_below
 from engine.diagnose.readers.flight import Dump, dump_rank, read_dump
 from engine.diagnose.readers.job import NOTHING, Job, read_job, read_members
 from engine.diagnose.readers.kineto import Trace, read_trace
@@ -30,7 +30,7 @@ from engine.diagnose.traffic import Traffic, read_traffic, traffic_findings
 from engine.errors import TraceError
 
 T = TypeVar("T")
-_FILES = 200_000
+_NOTES = frozenset({"fault_injection.log", "truth.json", "README.md", "answers.jsonl"})
 
 
 class Inputs(NamedTuple):
@@ -191,13 +191,7 @@ def _each(
 
 def files_of(place: Path | None) -> Iterable[Path]:
     """The files below a place, in the order of their names; notes and hidden files are left out."""
-    if place is None:
-        return []
-    if place.is_file():
-        return [place]
-    found = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
-    skipped = {"fault_injection.log", "truth.json", "README.md", "answers.jsonl"}
-    return [p for p in found if p.name not in skipped][:_FILES]
+    return [] if place is None else files_below(place, _NOTES)
 
 
 def _findings(gathered: Gathered, inputs: Inputs) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.diagnose.logs.scan import FileScan, Scanner
 from engine.diagnose.logs.triage import Triage, triage
+from engine.diagnose.readers.files import files_below
 
 _ALONE = 256 << 20
 """Below so many bytes starting processes costs more than it saves."""
@@ -35,10 +36,7 @@ def read_logs(
 
 def log_files(root: Path) -> list[Path]:
     """The log files below a place; a file is itself."""
-    if root.is_file():
-        return [root]
-    found = sorted(p for p in root.rglob("*") if p.is_file() and not p.name.startswith("."))
-    return [p for p in found if p.name not in _SKIP]
+    return files_below(root, _SKIP)
 
 
 def _scanned(paths: list[Path], total: int) -> Iterable[list[FileScan]]:

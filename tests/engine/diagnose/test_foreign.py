@@ -186,3 +186,18 @@ def test_two_jobs_in_one_folder_do_not_mix_ranks(tmp_path):
     verdict = diagnose_foreign(Inputs(logs=tmp_path)).verdict
     assert (verdict.category, verdict.ranks) == ("code_error", (1,))
     assert verdict.file.endswith("b/rank_1.log")
+
+
+def test_pipes_devices_and_what_may_not_be_read_are_left_out(tmp_path):
+    (tmp_path / "rank_0.log").write_text("KeyError: 'labels'\n")
+    os.mkfifo(tmp_path / "rank_1.log")
+    (tmp_path / "rank_2.log").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut" / "rank_3.log").write_text("ok\n")
+    (tmp_path / "shut").chmod(0)
+    try:
+        report = diagnose_foreign(Inputs(logs=tmp_path))
+        assert (report.verdict.category, report.verdict.ranks) == ("code_error", (0,))
+    finally:
+        (tmp_path / "shut").chmod(0o755)
