@@ -21,6 +21,8 @@ from engine.spec.model import ModelSpec
 _LARGEST_TABLE = 64 * 2**20
 _MOST_ROWS = 200_000
 _LARGEST = 1e15
+_LARGEST_COUNT = 10**9
+_MOST_CHUNKS = 4096
 
 NAMED_SHAPES: dict[str, tuple[int, int, int, int]] = {
     "GPT3-5B": (24, 4096, 32, 51200),
@@ -193,9 +195,10 @@ class _Numbers:
 
     def whole(self, name: str) -> int:
         value = self.real(name)
-        if value != int(value):
+        if value != int(value) or value > _LARGEST_COUNT:
             raise RecipeError(
-                f"{name} = {value:g} is not a whole number", remedy=f"correct {name} in the table"
+                f"{name} = {value:g} is not a whole number up to {_LARGEST_COUNT}",
+                remedy=f"correct {name} in the table",
             )
         return int(value)
 
@@ -286,7 +289,7 @@ def _layouts(
         )
         for b in micro
     ]  # fmt: skip
-    if pp * vpp > job.model.layers + 2:
+    if pp * vpp > min(job.model.layers + 2, _MOST_CHUNKS):
         return f"{pp} x {vpp} chunks for {job.model.layers} layers"
     return tuple(layouts)
 

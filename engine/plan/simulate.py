@@ -21,6 +21,9 @@ from engine.schedule.schedule import Schedule
 from engine.schedule.simulate import Simulation, Span, simulate
 from engine.spec.shape import legal, resolve_kind
 
+_MANY = 8
+"""Rounds after which a last one that is not full changes little."""
+
 _ROUNDS = (2, 3)
 """Rounds simulated of a long step; the difference is the rate at which it continues."""
 
@@ -163,7 +166,7 @@ def _makespan(job: Job, layout: PlanLayout, prices: Price, *, comm: bool) -> flo
         total: float = m * (each + prices.head_f + prices.head_b)
         return total + (prices.gather_s + prices.reduce_s if comm else 0.0)
     short, long = (rounds * layout.pp for rounds in _ROUNDS)
-    even = layout.vpp == 1 or m % layout.pp == 0
+    even = layout.vpp == 1 or m % layout.pp == 0 or m > _MANY * layout.pp
     if even and m > long:
         a = _simulation(job, layout, prices, short, comm).makespan_s
         b = _simulation(job, layout, prices, long, comm).makespan_s

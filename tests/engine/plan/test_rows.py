@@ -1,10 +1,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import RecipeError
 from engine.plan.profiles import fitted
 from engine.plan.rows import case_of, read_rows
+from engine.plan.validate import predict
 
 TABLE = Path(__file__).with_name("runs.csv")
 ROWS = {row["id"]: row for row in read_rows(TABLE)}
@@ -80,3 +83,29 @@ def test_tables_without_the_columns_are_refused(tmp_path, content):
 def test_a_missing_table_is_refused(tmp_path):
     with pytest.raises(RecipeError):
         read_rows(tmp_path / "absent.csv")
+
+
+CELLS = [
+    "",
+    "0",
+    "-1",
+    "7",
+    "1e9",
+    "nan",
+    "abc",
+    "1.5",
+    "999999",
+    "  8 ",
+    "\x00",
+    "100000000000000",
+]
+
+
+@given(st.sampled_from(sorted(ROWS)), st.dictionaries(
+    st.sampled_from(sorted(next(iter(ROWS.values())))), st.sampled_from(CELLS), max_size=4
+))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_no_cell_costs_more_than_its_row(name, cells):
+    case = case_of(ROWS[name] | cells | {"id": name}, fitted())
+    if not isinstance(case, str) and case.measured_s > 0:
+        assert 0 < predict(case)[0] < 1e15
