@@ -6,6 +6,7 @@ adds: which communication it hides, and its overhead per micro-batch (slope) and
 see docs/explanation/cost-model.md.
 """
 
+import re
 from functools import cache
 from importlib import resources
 from typing import Annotated, Literal
@@ -102,9 +103,23 @@ class Fitted(Noun, frozen=True, kw_only=True):
     log_error: Annotated[float, doc("spread of log(predicted / measured), rows left out")] = 0.1
 
     def speed_of(self, device: str, precision: str) -> float:
-        """Fitted GEMM speed of a device and precision; 1 where none was fitted."""
-        fallback = self.devices.get(device, 1.0)
-        return self.devices.get(f"{device}/{_family(precision)}", fallback)
+        """GEMM speed of a device and precision: its own, or the mean of those most like it."""
+        kind = _family(precision)
+        own = self.devices.get(f"{device}/{kind}") or self.devices.get(device)
+        if own is not None:
+            return own
+        kin = [name for name in self.devices if _generation(name) == _generation(device)]
+        for names in (kin, list(self.devices)):
+            same = [self.devices[n] for n in names if n.endswith(f"/{kind}") or "/" not in n]
+            if same:
+                return sum(same) / len(same)
+        return 1.0
+
+
+def _generation(device: str) -> str:
+    """Devices that share their matrix units: Ampere, Hopper, Blackwell."""
+    found = re.match(r"G?(A|H|B)\d", device)
+    return found[1] if found else device
 
 
 def _family(precision: str) -> str:

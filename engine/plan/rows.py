@@ -227,15 +227,16 @@ def _model(row: Row, number: _Numbers, notes: list[str]) -> ModelSpec | str:
         notes.append("vocabulary of 51,200")
     gated = row.get("gated_mlp") == "1" or name.startswith("InternLM")
     ours = system_of(row) == "megascale"
+    one = ours or bool(re.search(r"NeoX|GPT-J|Falcon|PaLM", name))
     if ours:
         notes.append(f"window of {WINDOW} tokens")
     fields: dict[str, object] = {
         "layers": layers, "hidden": hidden, "heads": heads or max(1, hidden // 128),
         "kv_heads": number.whole("kv_heads"), "ffn": number.whole("ffn_hidden"), "vocab": vocab,
-        "seq": number.whole("seq"), "block": "parallel" if ours else "serial",
+        "seq": number.whole("seq"), "block": "parallel" if one else "serial",
         "window": WINDOW if ours else 0, "norm": "rmsnorm" if gated else "layernorm",
         "activation": "swiglu" if gated else "gelu", "bias": not gated, "tied": not gated,
-        "position": "rotary" if gated else "learned",
+        "position": "rotary" if gated or (one and not ours) else "learned",
     }  # fmt: skip
     try:
         return msgspec.convert(fields, ModelSpec)

@@ -38,7 +38,7 @@ def system_of(row: Row) -> str:
         return "internevo"
     if (re.search(r"FSDP|ZeRO-3|shard", zero) and "Megatron" not in zero) or not row.get("tp"):
         return "fsdp"
-    if "launch blocking" in overlap or re.search(r"BLOOM|MT-NLG", row.get("model_name", "")):
+    if "launch blocking" in overlap or re.search(r"BLOOM|MT-NLG|NeoX", model):
         return "megatron-deepspeed"
     if "flash" in attention:
         return "megatron-flash"
