@@ -6,6 +6,7 @@ are clock readings, so code that overlaps is the same on both.
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -104,6 +105,40 @@ class CudaDevice:
     def gemm_flops_per_s(self, dtype: torch.dtype) -> float:
         """Best of several large products."""
         return _gemm_rate(self, dtype, size=8192, repeats=10)
+
+
+class SideStream:
+    """Copies from a CUDA device to host memory beside what the current stream does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._done = torch.cuda.Event()
+        self._pinned: list[int] = []
+
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Start copying each second tensor into the first, after the current stream's work."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for host, there in pairs:
+                host.copy_(there, non_blocking=True)
+            self._done.record()
+
+    def wait(self) -> None:
+        """Until the copies are in host memory."""
+        self._done.synchronize()
+
+    def pin(self, address: int, size: int) -> int:
+        """Lock the pages of host memory; returns CUDA's error code, 0 if they are locked."""
+        code = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+        if code == 0:
+            self._pinned.append(address)
+        return code
+
+    def unpin(self) -> None:
+        """Unlock what `pin` locked."""
+        while self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.pop())
 
 
 def open_device(kind: str, local_rank: int) -> Device:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import platform
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -90,16 +89,10 @@ class Peers(Noun, frozen=True, kw_only=True):
 def spool_folder(root: str | Path, node: int | str = 0, *, base: Path | None = None) -> Path:
     """The spool of a run on a node; a restarted run finds the one it left.
 
-    base  a folder in memory; default: what MSCTL_SPOOL names, else /dev/shm
+    base  a folder in memory; default: /dev/shm
     """
     key = xxhash.xxh3_64_hexdigest(f"{root}|{node}".encode())
-    base = base or Path(os.environ.get("MSCTL_SPOOL") or "/dev/shm")
-    return base / f"msctl-{os.getuid()}-{key}"
-
-
-def node_name() -> str:
-    """What tells this node from others: MSCTL_NODE where several share a machine, else its host."""
-    return os.environ.get("MSCTL_NODE") or platform.node()
+    return (base or Path("/dev/shm")) / f"msctl-{os.getuid()}-{key}"
 
 
 class Spool:

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,6 +50,11 @@ class CheckpointInfo(Noun, frozen=True, kw_only=True):
     created_s: float
     layout: ParallelLayout | None = None
     why: str = ""
+    where: str = ""
+    val_loss: float | None = None
+    """Held-out loss when it was saved, nats per token."""
+    mark: str = ""
+    """Why it was saved, if not because it was due."""
 
 
 def folder_name(step: int, attempt: int = 1) -> str:
@@ -113,7 +118,7 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
     newest = max((found.changed_s for found in present), default=0.0)
     base = CheckpointInfo(
         name=folder, step=step, attempt=attempt, state="partial", bytes=size, files=len(present),
-        created_s=newest, why=f"no {COMMITTED} marker",
+        created_s=newest, why=f"no {COMMITTED} marker", where=f"{store.url}/{folder}",
     )  # fmt: skip
     if COMMITTED not in {found.name for found in present}:
         return base
@@ -124,8 +129,17 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
         return msgspec.structs.replace(base, state="damaged", why=error.what)
     return msgspec.structs.replace(
         base, state="damaged" if why else "committed", why=why,
-        created_s=manifest.created_s, layout=manifest.meta.layout,
+        created_s=manifest.created_s, layout=manifest.meta.layout, **_remarks(manifest.meta.extra),
     )  # fmt: skip
+
+
+def _remarks(extra: dict[str, Any]) -> dict[str, Any]:
+    """What the trainer wrote down with a save, as far as it is of the right type."""
+    value, why = extra.get("val_loss"), extra.get("why")
+    return {
+        "val_loss": float(value) if isinstance(value, (int, float)) else None,
+        "mark": why[:80] if isinstance(why, str) and why not in ("interval", "end") else "",
+    }
 
 
 def catalog(root: str | Path) -> list[CheckpointInfo]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from engine.ckpt.snapshot import host_view
+from engine.device import SideStream
 
 logger = logging.getLogger(__name__)
 
@@ -97,41 +98,32 @@ class DeviceCopier:
     """Copies from a CUDA device on a stream of its own, so that compute goes on."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._done = torch.cuda.Event()
-        self._pinned: list[Bytes] = []
+        self._stream = SideStream(device)
 
     def pin(self, memory: Bytes) -> None:
         """Lock the pages; without it copies still work, but hold up the host."""
-        code = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+        code = self._stream.pin(memory.ctypes.data, memory.nbytes)
         if code:
             logger.warning("CUDA error %d: checkpoint memory is not page-locked", code)
-        else:
-            self._pinned.append(memory)
 
     def start(
         self, memory: Bytes, sources: Sequence[tuple[int, torch.Tensor]], *, background: bool
     ) -> None:
         """Queue the copies behind what the current stream has been given so far."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for offset, tensor in sources:
-                flat = tensor.detach().view(torch.uint8)
-                host = torch.from_numpy(memory[offset : offset + flat.numel()])
-                for to, part in zip(host.split(BLOCK), flat.split(BLOCK), strict=True):
-                    to.copy_(part, non_blocking=True)
-            self._done.record()
+        pairs = []
+        for offset, tensor in sources:
+            flat = tensor.detach().view(torch.uint8)
+            host = torch.from_numpy(memory[offset : offset + flat.numel()])
+            pairs += list(zip(host.split(BLOCK), flat.split(BLOCK), strict=True))
+        self._stream.copy(pairs)
 
     def finish(self) -> None:
         """Wait for the last copy."""
-        self._done.synchronize()
+        self._stream.wait()
 
     def close(self) -> None:
         """Unlock the pages."""
-        for memory in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
-        self._pinned.clear()
+        self._stream.unpin()
 
 
 def _blocks(

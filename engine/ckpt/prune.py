@@ -37,6 +37,8 @@ class Retention(Noun, frozen=True, kw_only=True):
     last: Annotated[int, Meta(ge=1, description="newest valid checkpoints to keep")] = 3
     every_h: Annotated[NonNegative, Meta(description="also one per so many hours; 0 = none")] = 0.0
     every_steps: Annotated[Size, Meta(description="also steps divisible by this; 0 = none")] = 0
+    best: Annotated[Size, Meta(description="also the ones with the lowest held-out loss")] = 0
+    marked: Annotated[Size, Meta(description="also the newest saved for a loss spike")] = 1
     grace_s: Annotated[NonNegative, Meta(description="silence after which a writer is dead")] = (
         21600.0
     )
@@ -116,6 +118,12 @@ def _wanted(valid: Sequence[CheckpointInfo], retention: Retention) -> dict[str, 
         for info in valid:
             if info.step % retention.every_steps == 0:
                 reasons.setdefault(info.name, f"step divisible by {retention.every_steps}")
+    judged = sorted((i for i in valid if i.val_loss is not None), key=lambda i: i.val_loss or 0.0)
+    for rank, info in enumerate(judged[: retention.best]):
+        reasons.setdefault(info.name, f"number {rank + 1} by held-out loss, {info.val_loss:.4g}")
+    spikes = [info for info in valid if info.mark == "loss spike"]
+    for info in spikes[-retention.marked :] if retention.marked else ():
+        reasons.setdefault(info.name, "saved for a loss spike")
     for info in _spaced(valid, retention.every_h * 3600):
         reasons.setdefault(info.name, f"first in {retention.every_h:g} h")
     return reasons

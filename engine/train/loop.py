@@ -40,7 +40,7 @@ class Loop:
         else:
             self.train, self.validation = open_loaders(self.recipe, replica=replica)
         self._stop = False
-        self.saver = Saver(trainer.engine, self.recipe, folder, trainer.events)
+        self.saver = Saver(trainer.engine, self.recipe, folder, trainer.events, task)
         trainer.before_update = self.saver.settle
 
     def ask_to_stop(self) -> None:

@@ -7,6 +7,7 @@ only if there is none.
 """
 
 import logging
+import platform
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.ckpt.arena import node_name, spool_folder
+from engine.ckpt.arena import spool_folder
 from engine.ckpt.catalog import parse_folder
 from engine.ckpt.flush import FlushOptions
 from engine.ckpt.leftovers import finish_together
@@ -38,6 +39,7 @@ from engine.train.build import Engine
 from engine.train.policy import Policy
 from engine.train.resume import checkpoint_root, checkpoint_to_resume, run_identity
 from engine.train.state import loaded, pieces_to_load, pieces_to_save
+from engine.train.task import RankTask
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,11 @@ _ROUND_S = 2.0
 class Saver:
     """Saves and restores of one rank."""
 
-    def __init__(self, engine: Engine, recipe: Recipe, folder: Path, events: EventWriter) -> None:
+    def __init__(
+        self, engine: Engine, recipe: Recipe, folder: Path, events: EventWriter, task: RankTask
+    ) -> None:
+        self.node = task.node or platform.node()
+        self._memory = Path(task.memory) if task.memory else None
         self.engine, self.recipe, self.folder, self.events = engine, recipe, folder, events
         self.spec, self.mesh = recipe.checkpoint, engine.mesh
         self.root = checkpoint_root(folder, self.spec.path)
@@ -59,7 +65,7 @@ class Saver:
         self._ring = None
         if self.spec.partner and self.spec.two_stage:
             self._ring = Ring(
-                secret=secret, node=node_name(), listen=address_towards(recipe.train.host),
+                secret=secret, node=self.node, listen=address_towards(recipe.train.host),
                 replica=recipe.layout.coord(self.mesh.rank).dp,
             )  # fmt: skip
         self._two: TwoStage | None = None
@@ -154,7 +160,7 @@ class Saver:
     def _open_two_stage(self) -> TwoStage | None:
         options = FlushOptions(
             bytes_per_s=self.spec.rate_mib_s * (1 << 20),
-            log=str((self.folder / "log" / f"flusher-{node_name()}.log").absolute()),
+            log=str((self.folder / "log" / f"flusher-{self.node}.log").absolute()),
         )
         try:
             return TwoStage(
@@ -339,8 +345,9 @@ class Saver:
         name = run_identity(self.folder) if self.mesh.rank == 0 else ""
         every = [
             msgspec.json.decode(item, type=tuple[str, str])
-            for item in self.gather(msgspec.json.encode((name, node_name())))
+            for item in self.gather(msgspec.json.encode((name, self.node)))
             if isinstance(item, bytes)
         ]
-        self._lead = [node for _, node in every].index(node_name()) == self.mesh.rank
-        return spool_folder(f"{self.root}#{every[0][0]}", node_name()), every[0][0]
+        self._lead = [node for _, node in every].index(self.node) == self.mesh.rank
+        base = self._memory
+        return spool_folder(f"{self.root}#{every[0][0]}", self.node, base=base), every[0][0]

@@ -18,6 +18,10 @@ class RankTask(Noun, frozen=True, kw_only=True):
     """`auto`, `never` or a step number."""
     local_offset: int = 0
     """Global rank of the first rank on this node."""
+    node: str = ""
+    """Name of this node; empty: its host's."""
+    memory: str = ""
+    """Folder in memory for snapshots; empty: /dev/shm."""
     loader: str = ""
     """Address of the node's loader process; empty: every rank reads for itself."""
     store_url: str = ""

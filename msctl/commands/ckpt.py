@@ -1,11 +1,14 @@
 """`msctl ckpt`: list, show, verify, reshard, export, import and prune checkpoints."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from engine.errors import CheckpointError
 from msctl.commands.ckpt_show import (
+    show_dcp,
     show_decisions,
     show_detail,
     show_diff,
@@ -142,18 +145,28 @@ def export(
     checkpoint: Where,
     out: Out,
     dtype: Annotated[str, typer.Option(help="keep, F64, F32, BF16 or F16.")] = "keep",
+    to: Annotated[str, typer.Option(help="hf, or dcp: torch.distributed.checkpoint.")] = "hf",
 ) -> None:
-    """Export the weights as a Hugging Face folder.
+    """Export as a Hugging Face folder, or for torch.distributed.checkpoint.
 
-    `transformers` loads it: as Llama, GPT-2 or GPT-NeoX, whichever holds the model exactly.
+    `transformers` loads the first: as Llama, GPT-2 or GPT-NeoX, whichever holds the model exactly.
+    The second holds weights and moments.
 
     *Examples*
 
     - `msctl ckpt export runs/tiny --out exported/tiny`
     - `msctl ckpt export runs/tiny/ckpt/step-00000100 --out exported/tiny --dtype BF16`
+    - `msctl ckpt export runs/tiny --out exported/tiny-dcp --to dcp`
     """
     from engine.ckpt.hf_export import export_hf
 
+    if to == "dcp":
+        from engine.ckpt.dcp import export_dcp
+
+        ui.result(export_dcp(checkpoint, out), show_dcp)
+        return
+    if to != "hf":
+        raise CheckpointError(f"--to {to} is not known", remedy="choose hf or dcp")
     report = export_hf(checkpoint, out, dtype=dtype)
     ui.result(report, show_export)
     ui.note(f"wrote {report.where}")
@@ -163,20 +176,28 @@ def export(
 @command_flags
 def import_(
     ui: Ui,
-    folder: Annotated[str, typer.Argument(help="Hugging Face folder with safetensors files.")],
+    folder: Annotated[str, typer.Argument(help="Hugging Face folder (safetensors), or DCP's.")],
     out: Out,
 ) -> None:
-    """Import the weights of a Hugging Face folder as a checkpoint of step 0.
+    """Import a Hugging Face folder as a checkpoint of step 0, or one of DCP.
+
+    A folder with a `.metadata` file is one of torch.distributed.checkpoint; its moments come too.
 
     *Examples*
 
     - `msctl ckpt import exported/tiny --out runs/imported/ckpt`
+    - `msctl ckpt import exported/tiny-dcp --out runs/imported/ckpt`
     """
     from engine.ckpt.catalog import describe
     from engine.ckpt.hf_import import import_hf
     from engine.ckpt.store import open_store
 
-    name = import_hf(folder, out)
+    if (Path(folder) / ".metadata").is_file():
+        from engine.ckpt.dcp import import_dcp
+
+        name = import_dcp(folder, out)
+    else:
+        name = import_hf(folder, out)
     ui.result([describe(open_store(out), name)], show_list)
     ui.note(f"wrote {out.rstrip('/')}/{name}")
 
@@ -189,6 +210,7 @@ def prune(
     keep: Annotated[int, typer.Option(help="Newest checkpoints to keep.", min=1)] = 3,
     every_hours: Annotated[float, typer.Option(help="Also one per so many hours.", min=0)] = 0.0,
     every_steps: Annotated[int, typer.Option(help="Also steps divisible by this.", min=0)] = 0,
+    best: Annotated[int, typer.Option(help="Also those of lowest held-out loss.", min=0)] = 0,
     grace_hours: Annotated[
         float, typer.Option(help="Silence after which an unfinished save is dead.", min=0)
     ] = 6.0,
@@ -207,12 +229,13 @@ def prune(
     from engine.ckpt.prune import prune as carry_out
 
     rules = Retention(
-        last=keep, every_h=every_hours, every_steps=every_steps, grace_s=grace_hours * 3600
-    )
+        last=keep, every_h=every_hours, every_steps=every_steps, best=best,
+        grace_s=grace_hours * 3600,
+    )  # fmt: skip
     decisions = plan_prune(run, rules)
     ui.result(decisions, show_decisions)
     if yes:
-        ui.note(f"deleted {len(carry_out(run, decisions))} folders under {run}")
+        ui.note(f"deleted {len(carry_out(run, decisions))} folders and uploads under {run}")
     elif any(decision.action == "remove" for decision in decisions):
         ui.hint("add --yes to delete what is marked remove")
 

@@ -1,7 +1,10 @@
 """What `msctl ckpt` prints: one function per result."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from engine.ckpt.catalog import CheckpointInfo
 from engine.ckpt.hf_export import ExportReport
@@ -13,15 +16,30 @@ from engine.spec.layout import ParallelLayout
 from engine.units import show_bytes, show_count, show_seconds
 from msctl.ui import Ui
 
+if TYPE_CHECKING:
+    from engine.ckpt.dcp import DcpReport
+
 
 def show_list(ui: Ui, infos: Sequence[CheckpointInfo]) -> None:
     """One row a folder."""
     rows = [
-        (i.name, i.step, _when(i.created_s), show_bytes(i.bytes), i.files, i.state,
-         _layout(i.layout), i.why)
+        (i.name, i.step, _when(i.created_s), show_bytes(i.bytes), i.files, i.state, _layout(i.layout),
+         i.val_loss, i.where, "; ".join(filter(None, (i.mark, i.why))))
         for i in infos
     ]  # fmt: skip
-    ui.table("", ("name", "step", "time", "size", "files", "state", "layout", "why"), rows)
+    columns = (
+        "name",
+        "step",
+        "time",
+        "size",
+        "files",
+        "state",
+        "layout",
+        "val loss",
+        "where",
+        "why",
+    )
+    ui.table("", columns, rows)
 
 
 def show_detail(ui: Ui, detail: CheckpointDetail) -> None:
@@ -96,6 +114,12 @@ def show_export(ui: Ui, report: ExportReport) -> None:
     """What was written."""
     row = (report.where, report.family, report.tensors, report.files, show_bytes(report.bytes))
     ui.table("export", ("where", "family", "tensors", "files", "size"), [row])
+
+
+def show_dcp(ui: Ui, report: DcpReport) -> None:
+    """What was written."""
+    row = (report.where, report.tensors, show_bytes(report.bytes))
+    ui.table("export", ("where", "tensors", "size"), [row])
 
 
 def show_decisions(ui: Ui, decisions: Sequence[Decision]) -> None:

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from engine.ckpt.catalog import catalog
+from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.prune import Retention, keep_newest, plan_prune, prune
+from engine.ckpt.save import save_checkpoint
 from engine.ckpt.store import open_store
-from tests.engine.ckpt.state import dense, save
+from tests.engine.ckpt.state import Ranks, dense, pieces_of, save
 
 
 @pytest.fixture
@@ -104,3 +106,20 @@ def test_removal_takes_the_marker_first(saved):
 
     remove_checkpoint(Spy(), "step-00000010")
     assert calls == ["step-00000010/COMMITTED", "step-00000010"]
+
+
+def test_the_best_and_the_spikes_are_kept_too(tmp_path):
+    losses = {1: 3.0, 2: 1.5, 3: 2.5, 4: 2.0, 5: 2.2}
+    for step, loss in losses.items():
+        extra = {"val_loss": loss, "why": "loss spike" if step == 3 else "interval"}
+        Ranks(1).run(
+            lambda rank, gather, step=step, extra=extra: save_checkpoint(
+                tmp_path, pieces_of(0, 1, 1, torch.float32, dense(torch.float32, step)),
+                meta=CheckpointMeta(step=step, extra=extra), rank=0, world=1, gather=gather,
+                barrier=lambda: None,
+            )
+        )  # fmt: skip
+    plan = {d.step: d for d in plan_prune(tmp_path, Retention(last=1, best=2))}
+    assert [step for step, d in plan.items() if d.action == "keep"] == [2, 3, 4, 5]
+    assert plan[2].why == "number 1 by held-out loss, 1.5"
+    assert plan[3].why == "saved for a loss spike"

@@ -1,5 +1,6 @@
 """A whole run of one rank in this process: no groups, no nursery, synthetic data."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,15 @@ def loop_of(folder: Path, made: Recipe, *, steps: int = 0, resume: str = "auto")
     torch.set_num_threads(made.train.threads)  # sums depend on it in their last bits
     events = EventWriter(None, 0)
     engine = build_engine(made, mesh_of(made.layout), CpuDevice(), events)
-    task = RankTask(folder=str(folder), world=1, host="", port=0, steps=steps, resume=resume)
+    task = RankTask(
+        folder=str(folder),
+        world=1,
+        host="",
+        port=0,
+        steps=steps,
+        resume=resume,
+        memory=os.environ.get("MSCTL_SPOOL", ""),
+    )
     return Loop(Trainer(made, engine, events), CpuDevice(), folder, task)
 
 

@@ -1,0 +1,228 @@
+"""Checkpoints of torch.distributed.checkpoint, both ways, through torch's own writer and reader.
+
+Keys are those of torch's state-dict helpers: `model.NAME` for a weight, `optim.state.NAME.exp_avg`
+and `..._sq` for moments. One tensor at a time is held. DCP keeps its index as a pickle; here it is
+read by an unpickler that knows the classes of that index and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as index
+
+from engine.ckpt.catalog import find, read_manifest
+from engine.ckpt.geometry import whole
+from engine.ckpt.manifest import CheckpointMeta, Manifest
+from engine.ckpt.reading import Want, fill
+from engine.ckpt.safefile import Planned, plan_image
+from engine.ckpt.save import assemble, claim, commit, write_part
+from engine.ckpt.snapshot import DTYPES
+from engine.ckpt.store import Store, open_store
+from engine.errors import CheckpointError
+from engine.spec.base import Noun
+
+META = "msctl.meta"
+"""Key of the JSON of CheckpointMeta, as a tensor of bytes."""
+
+_INDEX_LIMIT = 1 << 30
+_META_LIMIT = 16 << 20
+_MOMENT = re.compile(r"optim\.state\.(.+)\.(exp_avg|exp_avg_sq)")
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class DcpReport(Noun, frozen=True, kw_only=True):
+    """What was written."""
+
+    where: str
+    tensors: int
+    bytes: int
+
+
+def key_of(name: str, slot: str) -> str:
+    """The DCP key of a tensor of ours."""
+    return f"model.{name}" if slot == "param" else f"optim.state.{name}.{slot}"
+
+
+def name_of(key: str) -> tuple[str, str] | None:
+    """Name and slot of a DCP key; None for what has no place in ours."""
+    moment = _MOMENT.fullmatch(key)
+    if moment:
+        return moment[1], moment[2]
+    if key.startswith("model."):
+        return key[len("model.") :], "param"
+    return None
+
+
+def export_dcp(source: str | Path, out: str | Path) -> DcpReport:
+    """Write a checkpoint as a DCP folder that `torch.distributed.checkpoint.load` reads."""
+    store, folder = find(source)
+    manifest = read_manifest(store, folder)
+    if (Path(out) / ".metadata").exists():
+        raise CheckpointError(f"{out} already holds a checkpoint", remedy="name a new --out folder")
+    planner = _Planner(store, folder, manifest)
+    size = sum(held.numel() * held.element_size() for held in planner.empty.values())
+    dcp.save(
+        planner.empty, storage_writer=dcp.FileSystemWriter(str(out), thread_count=1),
+        planner=planner, no_dist=True,
+    )  # fmt: skip
+    return DcpReport(where=str(out), tensors=len(planner.empty), bytes=size)
+
+
+class _Planner(dcp.DefaultSavePlanner):
+    """Gives torch's writer each tensor when it is written, not before."""
+
+    def __init__(self, store: Store, folder: str, manifest: Manifest) -> None:
+        super().__init__(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
+        self._store, self._folder, self._manifest = store, folder, manifest
+        meta = np.frombuffer(msgspec.json.encode(manifest.meta), np.uint8)
+        self._meta = torch.from_numpy(meta.copy())
+        self._slots: dict[str, tuple[str, str]] = {}
+        self.empty: dict[str, Any] = {META: self._meta}
+        """Keys with tensors that have a shape and no memory."""
+        for name, entry in manifest.tensors.items():
+            for slot, held in entry.slots.items():
+                key = key_of(name, slot)
+                self._slots[key] = (name, slot)
+                # An expanded scalar: DCP plans by shape and type, and meta tensors are refused.
+                self.empty[key] = torch.empty((), dtype=_TORCH[held.dtype]).expand(entry.shape)
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """Read one tensor."""
+        key = write_item.index.fqn
+        if key == META:
+            return self._meta
+        name, slot = self._slots[key]
+        entry = self._manifest.tensors[name]
+        dtype = entry.slots[slot].dtype
+        tensor = torch.empty(entry.shape, dtype=_TORCH[dtype])
+        out = tensor.view(-1).view(torch.uint8).numpy()
+        fill(self._store, self._folder, self._manifest,
+             [Want(name, slot, dtype, whole(entry.shape), out)])  # fmt: skip
+        return tensor
+
+
+def import_dcp(source: str | Path, out: str | Path) -> str:
+    """Make a checkpoint of a DCP folder; returns its name.
+
+    Step, recipe and data position come from an export of ours; of other folders the step is 0.
+    """
+    reader = _Reader(source)
+    meta = reader.meta()
+    planned, keys = [], {}
+    for key, entry in sorted(reader.tensors().items()):
+        place = name_of(key)
+        if place is None:
+            continue
+        dtype = DTYPES.get(entry.properties.dtype)
+        if dtype is None:
+            raise CheckpointError(
+                f"{source}: {key[:80]} has dtype {entry.properties.dtype}, which is not stored",
+                remedy=f"convert it to one of {', '.join(_TORCH)}",
+            )
+        piece = Planned(*place, dtype, whole(tuple(entry.size)))
+        planned.append(piece)
+        keys[piece] = key
+    if not planned:
+        raise CheckpointError(
+            f"{source}: no key begins with model. or optim.state.",
+            remedy="save {'model': ..., 'optim': ...} of torch's get_state_dict",
+        )
+    image = plan_image(planned, {"format": "msctl", "rank": "0"})
+    target = open_store(out)
+    folder = claim(target, meta.step)
+
+    def views() -> Iterator[memoryview]:
+        for piece in image.planned:
+            tensor = torch.empty(piece.region.shape, dtype=_TORCH[piece.dtype])
+            dcp.load({keys[piece]: tensor}, storage_reader=reader, no_dist=True)
+            yield tensor.view(-1).view(torch.uint8).numpy().data
+
+    part = write_part(target, folder, image, views(), rank=0)
+    commit(target, folder, assemble(meta, [part], 1))
+    return folder
+
+
+class _Reader(dcp.FileSystemReader):
+    """torch's reader with an index that was read without trust."""
+
+    def __init__(self, source: str | Path) -> None:
+        path = Path(source) / ".metadata"
+        if not path.is_file():
+            raise CheckpointError(f"{source}: no .metadata file", remedy="name a DCP folder")
+        super().__init__(str(source))
+        self._index = read_index(path)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> index.Metadata:
+        """The index, read once."""
+        return self._index
+
+    def tensors(self) -> dict[str, index.TensorStorageMetadata]:
+        """Tensors by key."""
+        found = self._index.state_dict_metadata
+        return {k: v for k, v in found.items() if isinstance(v, index.TensorStorageMetadata)}
+
+    def meta(self) -> CheckpointMeta:
+        """What an export of ours put in, or step 0."""
+        entry = self.tensors().get(META)
+        if entry is None or entry.size.numel() > _META_LIMIT:
+            return CheckpointMeta(step=0, extra={"imported": {"from": str(self.path)}})
+        data = torch.empty(entry.size, dtype=torch.uint8)
+        dcp.load({META: data}, storage_reader=self, no_dist=True)
+        try:
+            return msgspec.json.decode(data.numpy().tobytes(), type=CheckpointMeta)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(
+                f"{self.path}: {META}: {error}", remedy="export the checkpoint again"
+            ) from error
+
+
+_KNOWN = {
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "MetadataIndex", "TensorProperties", "_MEM_FORMAT_ENCODING", "StorageMeta",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch.distributed.checkpoint._extension": (),
+    "torch": ("Size", "strided"),
+    "torch.serialization": ("_get_layout",),
+    "collections": ("OrderedDict",),
+    "pathlib": ("PosixPath", "PurePosixPath", "Path"),
+}  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds the objects of a DCP index and refuses every other name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A known class, or an element type."""
+        if name in _KNOWN.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into an index")
+
+
+def read_index(path: Path) -> index.Metadata:
+    """A `.metadata` file; raises CheckpointError on anything that is not one."""
+    if path.stat().st_size > _INDEX_LIMIT:
+        raise CheckpointError(f"{path}: longer than {_INDEX_LIMIT} bytes", remedy="none: refused")
+    try:
+        found = _Unpickler(io.BytesIO(path.read_bytes())).load()
+    except Exception as error:  # a broken pickle may raise anything
+        raise CheckpointError(
+            f"{path}: not an index of torch.distributed.checkpoint: {str(error)[:200]}",
+            remedy="name a folder that torch.distributed.checkpoint.save wrote",
+        ) from error
+    if not isinstance(found, index.Metadata) or not isinstance(found.state_dict_metadata, dict):
+        raise CheckpointError(f"{path}: holds no index", remedy="name a DCP folder")
+    return found

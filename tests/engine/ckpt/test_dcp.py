@@ -1,0 +1,81 @@
+"""To torch.distributed.checkpoint and back, and an index that is somebody's attack."""
+
+import os
+import pickle
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from engine.ckpt.catalog import read_manifest
+from engine.ckpt.dcp import export_dcp, import_dcp, key_of, name_of
+from engine.ckpt.piece import SLOTS
+from engine.ckpt.store import open_store
+from engine.ckpt.verify import verify
+from engine.errors import CheckpointError
+from tests.engine.ckpt.faulty import judge
+from tests.engine.ckpt.state import SHAPES, dense, save
+
+
+def test_an_export_is_what_torch_loads_and_comes_back_the_same(tmp_path):
+    state = dense(torch.float32, 7)
+    save(tmp_path / "ours", 7, 2, 2, state)
+    report = export_dcp(tmp_path / "ours", tmp_path / "dcp")
+    assert report.tensors == 1 + len(state)
+    got = {key_of(n, s): torch.zeros(SHAPES[n]) for n, s in state}
+    dcp.load(got, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    assert all(torch.equal(got[key_of(*place)], tensor) for place, tensor in state.items())
+    name = import_dcp(tmp_path / "dcp", tmp_path / "back")
+    assert name == "step-00000007"
+    assert judge(tmp_path / "back", {7}) == {7}
+    assert read_manifest(open_store(tmp_path / "back"), name).meta.rng == {"k": 1}
+
+
+def test_what_torch_saved_is_imported(tmp_path):
+    weight, moment = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 5).bfloat16()
+    nested = {
+        "model": {"a.weight": weight},
+        "optim": {"state": {"a.weight": {"exp_avg": moment, "step": torch.tensor(4.0)}}},
+    }
+    dcp.save(nested, checkpoint_id=str(tmp_path / "theirs"), no_dist=True)
+    name = import_dcp(tmp_path / "theirs", tmp_path / "ours")
+    assert verify(tmp_path / "ours" / name).ok
+    manifest = read_manifest(open_store(tmp_path / "ours"), name)
+    assert {n: sorted(t.slots) for n, t in manifest.tensors.items()} == {
+        "a.weight": ["exp_avg", "param"]
+    }
+    export_dcp(tmp_path / "ours", tmp_path / "again")
+    got = {"model.a.weight": torch.zeros(3, 5, dtype=torch.float64),
+           "optim.state.a.weight.exp_avg": torch.zeros(3, 5).bfloat16()}  # fmt: skip
+    dcp.load(got, checkpoint_id=str(tmp_path / "again"), no_dist=True)
+    assert torch.equal(got["model.a.weight"], weight)
+    assert torch.equal(got["optim.state.a.weight.exp_avg"], moment)
+
+
+def test_names_and_keys_are_inverse():
+    for name in SHAPES:
+        for slot in SLOTS:
+            assert name_of(key_of(name, slot)) == (name, slot)
+    assert name_of("scheduler.last") is None
+
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, ("attacked",)
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\x80", pickle.dumps({"a": 1}), pickle.dumps(Attack()), pickle.dumps(os.system)]
+)
+def test_a_hostile_index_runs_nothing(tmp_path, monkeypatch, bad):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(bad)
+    with pytest.raises(CheckpointError, match=r"\.metadata"):
+        import_dcp(tmp_path / "dcp", tmp_path / "ours")
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no \.metadata"):
+        import_dcp(tmp_path, tmp_path / "ours")
