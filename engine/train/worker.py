@@ -13,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine import log
@@ -45,7 +46,7 @@ def warm_up() -> None:
 
 def run_rank(rank: int, task: RankTask, listen_fd: int) -> int:
     """Train as one rank; returns the exit code. Failures are written down before they end it."""
-    folder = Path(task.folder)
+    folder, task = Path(task.folder), _placed(task)
     log.configure(f"r{rank:05d}", level=logging.INFO if rank == 0 else logging.WARNING)
     meet = Rendezvous(
         task.host, task.port, listen_fd if rank == 0 else -1, task.store_url, task.store_prefix,
@@ -58,6 +59,15 @@ def run_rank(rank: int, task: RankTask, listen_fd: int) -> int:
         traceback.print_exc()
         write_failure(folder, failure_of(rank, error, attempt=task.attempt))
         return 1
+
+
+def _placed(task: RankTask) -> RankTask:
+    """The task with what only this process's environment knows: MSCTL_NODE and MSCTL_SPOOL."""
+    return msgspec.structs.replace(
+        task,
+        node=task.node or os.environ.get("MSCTL_NODE", ""),
+        memory=task.memory or os.environ.get("MSCTL_SPOOL", ""),
+    )
 
 
 def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
