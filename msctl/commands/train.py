@@ -83,10 +83,7 @@ def train(
     where = known(on)
     faults = parse_faults(drill or [])
     loaded = load_recipe(recipe, set_ or [])
-    if not valid_resume(resume):
-        raise RecipeError(
-            f"--resume {resume}: not auto, never or a step", remedy="use --resume auto"
-        )
+    _check_resume(resume)
     folder = run_folder(loaded, run, root=runs, resume=resume)
     if dry:
         _preview(ui, where, loaded, folder)
@@ -94,12 +91,8 @@ def train(
     if where == "local":
         check_machine(loaded)
     if ablation:
-        place = run or runs / f"{loaded.name}-ablation"
-        ladder = ablate(
-            recipe, list(set_ or []), place, rounds=rounds, steps=steps or 10, tell=ui.note
-        )
-        ui.result(ladder, show_ladder)
-        ui.note(f"wrote {place}")
+        _ablate(ui, recipe, list(set_ or []), run or runs / f"{loaded.name}-ablation",
+                rounds=rounds, steps=steps or 10)  # fmt: skip
         return
     ui.note(prepare_data(loaded))
     with Live(ui, loaded) as live:
@@ -110,6 +103,20 @@ def train(
         _score(ui, driver, result)
     else:
         _end(ui, folder, result)
+
+
+def _check_resume(wish: str) -> None:
+    if not valid_resume(wish):
+        raise RecipeError(f"--resume {wish}: not auto, never or a step", remedy="use --resume auto")
+
+
+def _ablate(
+    ui: Ui, recipe: Path, sets: list[str], folder: Path, *, rounds: int, steps: int
+) -> None:
+    """The ladder of the paper's Table 3, measured here."""
+    ladder = ablate(recipe, sets, folder, rounds=rounds, steps=steps, tell=ui.note)
+    ui.result(ladder, show_ladder)
+    ui.note(f"wrote {folder}")
 
 
 def _preview(ui: Ui, where: Where, recipe: Recipe, folder: Path) -> None:
