@@ -46,7 +46,14 @@ def groups(table: Path) -> list[str]:
     lines += ["", f"Mean over rows {per_cent(s.row_mape)}; {per_cent(s.coverage)} of the rows lie "
               f"between P10 and P90. Peak memory, {found.memory.rows} rows: mean error "
               f"{per_cent(found.memory.mape)}.", ""]  # fmt: skip
-    return lines
+    lines += ["### Seconds per micro-batch and per step", "",
+              "| source | system | runs | slope s | predicted | intercept s | predicted |",
+              "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for x in found.lines:
+        lines.append(f"| {x.group} | {x.system} | {x.runs} | {x.slope_s:.4f} "
+                     f"| {x.predicted_slope_s:.4f} | {x.intercept_s:.2f} "
+                     f"| {x.predicted_intercept_s:.2f} |")  # fmt: skip
+    return [*lines, ""]
 
 
 def paper() -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.plan.cost import flops_per_step, mfu
 from engine.plan.hardware import cluster_for
+from engine.plan.lines import regress
 from engine.plan.profiles import Fitted, SystemProfile, fitted
 from engine.plan.rows import WINDOW
 from engine.plan.setup import Attention, Job, PlanLayout
@@ -143,13 +144,8 @@ def strong_scaling(constants: Fitted | None = None) -> list[ScalingRow]:
 def line(rows: list[ScalingRow]) -> tuple[float, float, float, float]:
     """Slope and intercept over micro-batches: published, then predicted."""
     m = np.array([row.microbatches for row in rows], dtype=float)
-    weight = np.array([1.0 / row.published_s for row in rows])
-    table = np.stack([m, np.ones_like(m)], axis=1) * weight[:, None]
-    found = []
-    for seconds in ([r.published_s for r in rows], [r.predicted_s for r in rows]):
-        slope, intercept = np.linalg.lstsq(table, np.array(seconds) * weight, rcond=None)[0]
-        found += [float(slope), float(intercept)]
-    return found[0], found[1], found[2], found[3]
+    published = regress(m, np.array([row.published_s for row in rows]))
+    return *published, *regress(m, np.array([row.predicted_s for row in rows]))
 
 
 def ladder(constants: Fitted | None = None) -> Ladder:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
+from engine.plan.lines import LinePoint, LineScore, score_lines
 from engine.plan.memory import fits, peak_memory
 from engine.plan.price import price
 from engine.plan.profiles import Fitted, fitted
@@ -85,6 +86,7 @@ class Validation(Noun, frozen=True, kw_only=True):
     groups: tuple[GroupScore, ...]
     hardware: tuple[GroupScore, ...]
     rows: tuple[RowScore, ...]
+    lines: Annotated[tuple[LineScore, ...], doc("slope and intercept, where rows make a line")]
     memory: MemoryScore
     skipped: tuple[Skipped, ...]
 
@@ -93,7 +95,9 @@ def validate(path: Path, constants: Fitted | None = None) -> Validation:
     """Predict and score a table of runs."""
     use = constants or fitted()
     cases, skipped = cases_of(read_rows(path), use)
-    rows = tuple(score_row(case, use) for case in cases if case.measured_s > 0)
+    timed = [case for case in cases if case.measured_s > 0]
+    found = [(case, *predict(case)) for case in timed]
+    rows = tuple(score_row(case, use, (s, x, slope)) for case, s, x, slope in found)
     groups = grouped(rows, lambda r: r.group)
     inside = [r.p10_s <= r.measured_s <= r.p90_s for r in rows]
     return Validation(
@@ -107,6 +111,7 @@ def validate(path: Path, constants: Fitted | None = None) -> Validation:
         groups=groups,
         hardware=grouped(rows, lambda r: r.hardware),
         rows=rows,
+        lines=score_lines([LinePoint(c.group, c.job, x, c.measured_s, s) for c, s, x, _ in found]),
         memory=score_memory(cases),
         skipped=tuple(skipped),
     )
@@ -124,9 +129,9 @@ def cases_of(rows: Iterable[Row], constants: Fitted) -> tuple[list[Case], list[S
     return cases, skipped
 
 
-def score_row(case: Case, constants: Fitted) -> RowScore:
-    """Predict one run."""
-    seconds, layout, slope = predict(case)
+def score_row(case: Case, constants: Fitted, found: tuple[float, PlanLayout, float]) -> RowScore:
+    """A run and what `predict` found for it."""
+    seconds, layout, slope = found
     spread = float(np.exp(Z80 * (case.job.profile.log_error or constants.log_error)))
     m = max(1.0, case.job.global_batch / (layout.dp * layout.micro_batch))
     return RowScore(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.plan.adapt import Adapted
     from engine.plan.exhaust import Exhausted
     from engine.plan.goodput import Goodput
+    from engine.plan.lines import LineScore
     from engine.plan.paper import Ladder
     from engine.plan.report import Candidate, PlanReport
     from engine.plan.validate import GroupScore, Validation
@@ -93,6 +94,11 @@ def show_validation(ui: Ui, validation: "Validation") -> None:
     for title, scores in (("source", validation.groups), ("hardware", validation.hardware)):
         ui.table(f"by {title}", (title, "rows", "mean error", "bias", "worst", "worst run"),
                  [_score(s) for s in scores])  # fmt: skip
+    if validation.lines:
+        columns = ("source", "system", "runs", "slope", "predicted slope", "intercept",
+                   "predicted intercept", "what")  # fmt: skip
+        ui.table("seconds per micro-batch and per step, where runs make a line", columns,
+                 [_line(line) for line in validation.lines])  # fmt: skip
     ui.line(
         f"{summary.rows} rows: mean over groups {show_ratio(summary.mape)}, over rows "
         f"{show_ratio(summary.row_mape)}; {show_ratio(summary.coverage)} between P10 and P90"
@@ -114,6 +120,14 @@ def _score(score: "GroupScore") -> tuple[str | int, ...]:
     return (
         score.name, score.rows, show_ratio(score.mape), f"{100 * score.bias:+.1f} %",
         f"{100 * score.worst:+.1f} %", score.worst_id,
+    )  # fmt: skip
+
+
+def _line(line: "LineScore") -> tuple[str | int, ...]:
+    return (
+        line.group, line.system, line.runs, f"{line.slope_s:.4f} s",
+        f"{line.predicted_slope_s:.4f} s", f"{line.intercept_s:.3f} s",
+        f"{line.predicted_intercept_s:.3f} s", line.shape,
     )  # fmt: skip
 
 
