@@ -79,7 +79,8 @@ def _key(point: LinePoint) -> tuple[str, str, str]:
     model, layout = point.job.model, point.layout
     shape = (
         f"{model.layers} layers of {model.hidden} x {model.seq}, "
-        f"tp {layout.tp} pp {layout.pp} vpp {layout.vpp} cp {layout.cp} micro-batch {layout.micro_batch} {point.job.precision} "
+        f"tp {layout.tp} pp {layout.pp} vpp {layout.vpp} cp {layout.cp} "
+        f"micro-batch {layout.micro_batch} {point.job.precision} "
         f"{point.job.cluster.device.name} recompute {layout.recompute} "
         f"ZeRO-{layout.zero}" + (f" over {layout.shard}" if layout.shard else "")
     )
