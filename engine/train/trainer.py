@@ -121,8 +121,11 @@ class Trainer:
     def _gather_tied(self) -> None:
         """Bring a tied vocabulary matrix up to date."""
         if self.engine.tied is not None:
+            # a span, so that a hang tells whom this rank waits for
+            self.events.enter("wait", "compute", on="dp_gather")
             self.engine.tied.shard.start_unshard()
             self.engine.tied.shard.finish_unshard()
+            self.events.leave(longer_than_ns=20_000)
 
     def _reduce(self, chunk: int) -> None:
         self.engine.units[chunk].shard.start_reduce()
