@@ -17,6 +17,8 @@ from engine.health.pods import find_pods
 from engine.health.result import CheckResult
 from engine.health.slurm import slurm_nodes, topology
 
+_REDIS_S = 5.0
+
 
 class Allocation(NamedTuple):
     """Which nodes, and how they are reached."""
@@ -40,7 +42,9 @@ def check_allocation(
     nodes, switch_of, pods = find_nodes(allocation)
     with ExitStack() as stack:
         url = allocation.redis
-        if not url:
+        if url:
+            Client(parse_url(url), patience_s=_REDIS_S).call(("PING",))  # before agents are started
+        else:
             host = "" if allocation.where == "local" else reachable_host()
             url = stack.enter_context(EmbeddedRedis(host=host, durable=False)).url
         hello = Hello(

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import MissingError, TraceError
+from engine.health.bounded import read_bounded
 from engine.health.fleet import FleetReport
 from engine.health.recording import Recording
 from engine.health.result import ACTIONS, ORDER, NodeReport, severest
@@ -99,9 +100,7 @@ def read_report(path: Path) -> NodeReport | FleetReport:
 
 def _documents(path: Path) -> list[NodeReport | FleetReport]:
     try:
-        if path.stat().st_size > _MAX_REPORTS:
-            raise TraceError(f"{path}: larger than 256 MiB", remedy="give fewer reports a file")
-        data = path.read_bytes()
+        data = read_bounded(path, _MAX_REPORTS)
         try:
             return [_decode(data)]
         except msgspec.DecodeError:

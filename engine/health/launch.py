@@ -21,6 +21,7 @@ import msgspec
 
 from engine.errors import MissingError, RecipeError
 from engine.health.agent import Hello
+from engine.health.bounded import read_bounded
 
 Where = Literal["local", "hosts", "slurm", "k8s"]
 _AGENT = ("-m", "msctl.agent")
@@ -105,9 +106,7 @@ def _each(nodes: Sequence[str], hello: Hello, command: Callable[[str], list[str]
 def read_hosts(path: Path) -> tuple[list[str], dict[str, str]]:
     """Nodes of a file, one a line, optionally with their switch: `node17 tor3`; # is a remark."""
     try:
-        if path.stat().st_size > _MAX_HOSTS:
-            raise RecipeError(f"{path}: larger than 1 MiB", remedy="give one node a line")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(path, _MAX_HOSTS).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             f"{path}: cannot be read: {error}", remedy="give a file of nodes"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engine.health.bounded import read_bounded
 from engine.health.probe import Probe
 from engine.health.profile import Profile
 from engine.health.result import Action, CheckResult, Measure, Status
@@ -84,10 +85,8 @@ def settle(
 def read_memory(path: Path, *, boot_id: str) -> Memory | None:
     """The last look of this boot; None if there is none or it cannot be understood."""
     try:
-        if path.stat().st_size > _MAX_STATE:
-            return None
-        memory = msgspec.json.decode(path.read_bytes(), type=Memory)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        memory = msgspec.json.decode(read_bounded(path, _MAX_STATE), type=Memory)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return memory if memory.boot_id == boot_id else None
 

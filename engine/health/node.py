@@ -3,6 +3,7 @@
 The entry point of the room for the command and for the agent on each node of a fleet.
 """
 
+import math
 import platform
 from collections.abc import Sequence
 from importlib import metadata
@@ -20,7 +21,7 @@ from engine.health.profile import Profile, builtin_profiles, choose
 from engine.health.recording import RecordedProbe, Recording, TeeProbe
 from engine.health.result import CheckResult, NodeReport
 from engine.health.runner import OnResults, run_here, run_isolated
-from engine.health.suite import CHECKS, Level, select
+from engine.health.suite import BUDGET_S, CHECKS, Level, select
 from engine.units import show_bytes
 
 _PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "msctl", "numpy")
@@ -87,7 +88,10 @@ def visit(probe: RealProbe, wish: Wish, *, on_results: OnResults | None = None) 
 
     first = () if checks[0] is CHECKS[0] else CHECKS[:1]
     start = probe.now_s()
-    ran = run_isolated((*first, *checks), make_look, on_results=on_results, state=state)
+    ran = run_isolated(
+        (*first, *checks), make_look, on_results=on_results, state=state,
+        budget_s=math.inf if wish.only else BUDGET_S[wish.level],
+    )  # fmt: skip
     nothing = _Found(Memory(boot_id=boot.boot_id), wish.profile or "unknown", _cpu(probe), {})
     found = msgspec.msgpack.decode(ran.state, type=_Found) if ran.state else nothing
     if wish.state is not None and ran.state:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.errors import RecipeError
+from engine.health.bounded import read_bounded
 from engine.health.nvml import GpuState
 from engine.health.result import NodeReport
 from engine.spec.base import Noun, Positive, Ratio, Size
@@ -101,9 +102,7 @@ def builtin_profiles() -> tuple[Profile, ...]:
 def load_profiles(path: Path) -> tuple[Profile, ...]:
     """Profiles of a TOML file, one table each; RecipeError names every wrong key."""
     try:
-        if path.stat().st_size > _MAX_FILE:
-            raise RecipeError(f"{path}: larger than 1 MiB", remedy="give a file of profiles")
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, _MAX_FILE).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             f"{path}: cannot be read: {error}", remedy="give a TOML file of machine profiles"

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import MissingError, TraceError
+from engine.health.bounded import read_bounded
 from engine.health.kernel_log import LogLine, parse_log
 from engine.health.nvml import GpuState
 from engine.health.probe import Probe, Ran, Space
@@ -214,10 +215,8 @@ class TeeProbe:
 def read_recording(path: Path) -> Recording:
     """A recording from a file; TraceError if it is none."""
     try:
-        if path.stat().st_size > _MAX_RECORDING:
-            raise TraceError(f"{path}: larger than 64 MiB", remedy="record the machine again")
-        return msgspec.json.decode(path.read_bytes(), type=Recording)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(read_bounded(path, _MAX_RECORDING), type=Recording)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f"{path}: not a recording: {error}", remedy="write one with msctl selfcheck --record"
         ) from error

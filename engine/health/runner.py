@@ -5,6 +5,7 @@ run in a forked child; a check that does not end in time is an `error`, its chil
 behind, and the next checks run in a new one, save those that lean on what hung.
 """
 
+import math
 import os
 import select
 import signal
@@ -25,6 +26,8 @@ _HEAD = struct.Struct("<I")
 _MAX_REPLY = 64 << 20
 _GRACE_S = 1.0
 _STATE_S = 10.0
+_LEAST_S = 2.0
+"""A check is not begun with less time than this."""
 OnResults = Callable[[Sequence[CheckResult]], None]
 MakeLook = Callable[[frozenset[str]], Look]
 
@@ -69,12 +72,15 @@ def run_isolated(
     *,
     on_results: OnResults | None = None,
     state: Callable[[Look], bytes] | None = None,
+    budget_s: float = math.inf,
 ) -> Ran:
     """All checks under their deadlines, in children; also what `state(look)` says in the last one.
 
     `make_look(hung)` runs in each child and must not ask again what hung before. `state` lets the
-    caller have what the child has read: counters, facts, a recording.
+    caller have what the child has read: counters, facts, a recording. After `budget_s` what has not
+    run is skipped, and says so.
     """
+    end = time.monotonic() + budget_s
     results: list[CheckResult] = []
     hung: set[str] = set()
     left = list(checks)
@@ -88,8 +94,11 @@ def run_isolated(
                 if hung & set(check.needs):
                     found = (_not_tried(check, hung),)
                     child.skip()
+                elif (left_s := end - time.monotonic()) < min(_LEAST_S, check.deadline_s):
+                    found = (_no_time(check, budget_s),)
+                    child.skip()
                 else:
-                    reply = child.ask(check.deadline_s)
+                    reply = child.ask(min(check.deadline_s, left_s))
                     if reply is None:
                         break
                     found = msgspec.msgpack.decode(reply, type=tuple[CheckResult, ...])
@@ -99,8 +108,11 @@ def run_isolated(
                     on_results(found)
             if left:  # the child hung or died on left[0]
                 check = left.pop(0)
-                hung |= set(check.needs)
-                results.append(child.obituary(check))
+                if end - time.monotonic() < _LEAST_S:  # not its own deadline ended it
+                    results.append(_no_time(check, budget_s))
+                else:
+                    hung |= set(check.needs)
+                    results.append(child.obituary(check))
                 if on_results:
                     on_results(results[-1:])
             elif state:
@@ -215,6 +227,13 @@ def _serve(
         data = _HEAD.pack(len(body)) + body
         while data:
             data = data[os.write(reply, data) :]
+
+
+def _no_time(check: Check, budget_s: float) -> CheckResult:
+    return CheckResult(
+        check=check.name, status="skip", message=f"no time left of the level's {budget_s:g} s",
+        remedy=f"run it by itself: msctl selfcheck --only {check.name}",
+    )  # fmt: skip
 
 
 def _broken(what: str, remedy: str) -> CheckResult:

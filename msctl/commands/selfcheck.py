@@ -145,7 +145,7 @@ def _run(
     from engine.health.node import Wish, listed
     from engine.health.profile import load_profiles
 
-    names = tuple(only or ())
+    names = tuple(name for given in only or () for name in given.split(",") if name)
     suites = {one.value for one in suite or ()}
     home = state or _state_folder()
     if list_:
@@ -271,7 +271,10 @@ def history(
     """
     from engine.health.history import recall
 
-    ui.result(recall(state or _state_folder(), node), show_history)
+    looks = recall(state or _state_folder(), node)
+    if not looks:
+        ui.note("no looks are remembered" + (f" at {node}" if node else ""))
+    ui.result(looks, show_history)
 
 
 def show(

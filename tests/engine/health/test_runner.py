@@ -46,6 +46,18 @@ def die(look):
     os._exit(9)
 
 
+def test_what_finds_no_time_left_is_skipped_and_not_blamed():
+    checks = [check("x.well", well), check("x.hang", hang, "load"), check("x.late", well, "load")]
+    start = time.monotonic()
+    ran = run_isolated(checks, look_of, budget_s=2.5)
+    assert time.monotonic() - start < 20
+    assert [(r.check, r.status) for r in ran.results] == [
+        ("x.well", "ok"), ("x.hang", "skip"), ("x.late", "skip"),
+    ]  # fmt: skip
+    assert "no time left of the level's 2.5 s" in ran.results[2].message
+    assert "--only x.late" in ran.results[2].remedy
+
+
 def test_what_is_missing_is_skip_and_what_breaks_is_error():
     results = run_here(
         [
