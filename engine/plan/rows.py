@@ -72,7 +72,9 @@ def read_rows(path: Path) -> list[Row]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise RecipeError(f"{path}: {error}", remedy="give a CSV table in UTF-8") from None
-    missing = {"gpus", "gpu_model", "seq"} - set(rows[0] if rows else ())
+    if not rows:
+        raise RecipeError(f"{path}: has no rows", remedy="give a CSV with a header and rows")
+    missing = {"gpus", "gpu_model", "seq"} - set(rows[0])
     if len(missing) == 3:
         raise RecipeError(
             f"{path}: no table of runs, it has no column {', '.join(sorted(missing))}",

@@ -111,8 +111,11 @@ def show_validation(ui: Ui, validation: "Validation") -> None:
             f"{show_ratio(memory.false_fits)} said to fit that did not"
         )
     if summary.skipped:
-        reasons = sorted({s.reason for s in validation.skipped})
-        ui.note(f"{summary.skipped} rows not predicted: {'; '.join(reasons)}")
+        ui.note(f"{summary.skipped} rows not predicted:")
+        for reason in sorted({s.reason for s in validation.skipped}):
+            ids = [s.id for s in validation.skipped if s.reason == reason]
+            more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+            ui.note(f"{', '.join(ids[:3])}{more}: {reason}")
     ui.note("assumptions of every row: --json, rows[].assumptions")
 
 
