@@ -21,7 +21,6 @@ from engine.plan.report import PlanReport
 from engine.plan.runs import on_machine
 from engine.plan.search import Space, divisors, search
 from engine.plan.setup import RECOMPUTE, SCHEDULES, Job, PlanLayout
-from engine.plan.simulate import simulate_step
 from engine.spec.cluster import ClusterSpec
 from engine.spec.load import load_cluster
 from engine.spec.model import ModelSpec
@@ -42,7 +41,7 @@ class Request:
     precision: str = ""
     system: str = "msctl"
     sets: Sequence[str] = ()
-    top: int = 10
+    top: int = 8
     explain: bool = False
     tokens: float = 0.0
     price_per_gpu_hour: float = 2.0
@@ -62,7 +61,7 @@ def make_plan(request: Request) -> PlanReport:
     ready = prepare(request)
     found = search(ready.job, ready.gpus, ready.space, top=request.top)
     best = found.candidates[0] if found.candidates else None
-    step = simulate_step(ready.job, best.layout) if best else None
+    step = found.step
     return PlanReport(
         model=ready.job.model,
         params=float(ready.job.model.params),

@@ -59,6 +59,8 @@ class Found(NamedTuple):
     refusals: tuple[Refusal, ...]
     considered: int
     simulated: int
+    step: Step | None = None
+    """The simulated step of the first candidate."""
 
 
 def divisors(n: int) -> list[int]:
@@ -181,11 +183,13 @@ def search(job: Job, gpus: int, space: Space, *, top: int = 10) -> Found:
         simulated += 1
         best.append((pipeline_s + one.tail_s + one.tail_dp_s, int(index), one, pipeline_s))
         best.sort(key=lambda item: (item[0], *_key(grid, item[1])))
-    chosen = []
+    chosen, steps = [], []
     for _, index, one, pipeline_s in best[:top]:
         layout = grid.layout(index)
-        chosen.append(candidate_of(job, layout, step_of(job, layout, one, pipeline_s)))
-    return Found(tuple(_pareto(chosen)), tuple(refusals), len(grid.tp), simulated)
+        steps.append(step_of(job, layout, one, pipeline_s))
+        chosen.append(candidate_of(job, layout, steps[-1]))
+    ranked = tuple(_pareto(chosen))
+    return Found(ranked, tuple(refusals), len(grid.tp), simulated, steps[0] if steps else None)
 
 
 def _keep(job: Job, grid: Grid) -> tuple[Grid, list[Refusal]]:

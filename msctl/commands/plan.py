@@ -25,7 +25,7 @@ def plan(
     seq: Annotated[int, typer.Option(help="Tokens of a sequence; 0 = the model's.", min=0)] = 0,
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8; default bf16.")] = "",
     system: Annotated[str, typer.Option(help="Training system whose overheads apply.")] = "msctl",
-    top: Annotated[int, typer.Option(help="Candidates to show.", min=1, max=1000)] = 10,
+    top: Annotated[int, typer.Option(help="Candidates to show.", min=1, max=1000)] = 8,
     tokens: Annotated[float, typer.Option(help="Token budget: days, hours, money.", min=0)] = 0.0,
     price: Annotated[float, typer.Option(help="Money for one GPU-hour.", min=0)] = 2.0,
     explain: Annotated[bool, typer.Option("--explain", help="Waterfall, sensitivity.")] = False,
