@@ -85,7 +85,7 @@ def _times(
 ) -> list[float]:
     """Times of a collective after one warm-up, all ranks starting together.
 
-    A slow link is known after fewer: with a budget, as many as the warm-up says fit, at least two.
+    A slow link is known after fewer: with a budget, as many as the warm-up says fit, at least four.
     """
     import torch
 
@@ -95,7 +95,7 @@ def _times(
         mine = torch.tensor([time.perf_counter() - start], device=group.device)
         group.all_reduce(mine)  # the same sum everywhere, so that all ranks repeat as often
         mean = float(mine) / group.world
-        repeats = min(repeats, max(2, int(budget_s / max(mean, 1e-9))))
+        repeats = min(repeats, max(4, int(budget_s / max(mean, 1e-9))))
     times = []
     for _ in range(repeats):
         group.barrier()
