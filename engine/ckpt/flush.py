@@ -373,14 +373,14 @@ def drain(wake: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m engine.ckpt.flush SPOOL [OPTIONS-JSON]`."""
+    """`python -m engine.ckpt.flush SPOOL [OPTIONS-JSON [LOCK]]`; LOCK is a held descriptor."""
     from engine.log import configure
 
     spool = Spool(Path(arguments[0]))
     options = msgspec.json.decode(arguments[1] if len(arguments) > 1 else "{}", type=FlushOptions)
     log = Path(options.log) if options.log else spool.folder / "flusher.log"
     configure("flusher", file=log, stderr=False)
-    lock = spool.take("flusher")
+    lock = int(arguments[2]) if len(arguments) > 2 else spool.take("flusher")
     if lock is None:
         return 0
     os.nice(options.nice)

@@ -7,6 +7,7 @@ loads it from memory (engine/ckpt/memory.py) or lets it be written first.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -30,19 +31,26 @@ _ROUND_S = 2.0
 
 
 def start_flusher(spool: Spool, options: FlushOptions) -> None:
-    """Start the node's flusher if none lives."""
-    with spool.hold("flusher") as free:
-        if not free:
-            return
+    """Start the node's flusher if none lives.
+
+    The lock is taken here and handed to it: however long it takes to start on a busy machine,
+    whoever asks again meanwhile finds it taken and starts no second one.
+    """
+    lock = spool.take("flusher")
+    if lock is None:
+        return
+    try:
         spool.forget_address()
-    subprocess.Popen(
-        [
-            sys.executable, "-m", "engine.ckpt.flush", str(spool.folder),
-            msgspec.json.encode(options).decode(),
-        ],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "engine.ckpt.flush", str(spool.folder),
+                msgspec.json.encode(options).decode(), str(lock),
+            ],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, pass_fds=[lock],
+        )  # fmt: skip
+    finally:
+        os.close(lock)
 
 
 def finish_leftovers(
