@@ -6,7 +6,7 @@ Deadlines are learnt from the job's own steps; nothing here compares clocks of t
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from engine.health.heartbeat import RankBeat
@@ -20,6 +20,14 @@ _QUIET_S = 2.0
 _PATIENCE = 6.0
 """... until it is so many times late."""
 _SECTIONS = ("eval", "checkpoint")
+_TALKING = frozenset(
+    {"wait", "tp_comm", "recv_f", "send_f", "recv_b", "send_b", "unshard", "reduce_grad", "tied",
+     "clip"}
+)  # fmt: skip
+"""Spans in which a rank waits for others or for the network."""
+_STALL = 2.0
+"""All ranks wait and none is stopped: perhaps a link is away for a moment. They get so many times
+the deadline: after a cut of 3 s, TCP sends again only 6 s after its beginning."""
 
 
 class Hung(NamedTuple):
@@ -88,9 +96,10 @@ class HangWatch:
         quiet_s = now_s - self._moved_s
         starved = any(beat.health == "starved" for beat in running)
         late: Hung | None = None
+        more = 1.0 if self._has_culprit(running) else _STALL
         for beat in running:
             age = beat.age_s if beat.doing else quiet_s
-            limit = self._pace.deadline_s(beat.doing)
+            limit = more * self._pace.deadline_s(beat.doing)
             if beat.health in ("stopped", "silent") and self._pace.is_known:
                 age, limit = max(age, quiet_s), self._pace.deadline_s("step")
             if starved and age < _PATIENCE * limit:
@@ -103,6 +112,15 @@ class HangWatch:
             return None
         dumb = tuple(sorted(b.rank for b in running if b.health in ("stopped", "silent")))
         return late._replace(ranks=dumb if len(dumb) < max(2, len(ranks) // 2 + 1) else ())
+
+    def _has_culprit(self, running: Sequence[RankBeat]) -> bool:
+        """Whether some rank stands still outside all communication."""
+        return any(
+            beat.health in ("stopped", "silent")
+            or not beat.doing
+            or beat.doing.rpartition("/")[2] not in _TALKING
+            for beat in running
+        )
 
 
 class Silence:

@@ -101,7 +101,7 @@ class Sight:
                     found.append(node)
             elif (
                 node.is_here
-                and self.silence.silent_s(node.name, now) > self.driver.recipe.job.lost_s
+                and self.silence.silent_s(node.name, now) > self.driver.recipe.job.silent_s
             ):
                 node.happens("silence")
         return found

@@ -38,7 +38,10 @@ class JobSpec(Noun, frozen=True, kw_only=True):
         Literal["tell", "evict"], doc("a rank slower than its peers: say so, or replace its node")
     ] = "tell"
     beat_s: Annotated[Positive, doc("seconds between heartbeats of a node")] = 0.5
-    lost_s: Annotated[Positive, doc("a node silent for longer is lost")] = 2.5
+    silent_s: Annotated[Positive, doc("a node not heard for longer is under suspicion")] = 2.5
+    lost_s: Annotated[
+        Positive, doc("one not heard for longer is lost; a link may be away for three seconds")
+    ] = 6.0
     grace_s: Annotated[
         NonNegative, doc("a silent node whose peers still make steps is waited for so long")
     ] = 30.0

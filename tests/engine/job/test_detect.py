@@ -10,9 +10,11 @@ JOB = JobSpec(hang_s=5.0, hang_steps=3.0, start_s=60.0, lost_s=2.5, grace_s=30.0
 
 
 def beats(age_s: float, *, doing="step/wait", actions=5, health="runs", ranks=4, culprit=-1):
+    """Ranks that wait for the culprit, which stands somewhere in its own work."""
     return {
         rank: RankBeat(
-            rank=rank, doing=doing, age_s=age_s, actions=actions,
+            rank=rank, doing="step/forward" if rank == culprit else doing, age_s=age_s,
+            actions=actions,
             health=health if rank == culprit else "runs",
         )
         for rank in range(ranks)
@@ -29,11 +31,18 @@ def learnt(step_s: float = 0.5) -> Pace:
 @pytest.mark.parametrize(("step_s", "limit_s"), [(0.1, 5.0), (1.0, 5.0), (4.0, 12.0)])
 def test_a_step_is_hung_after_three_of_its_kind_but_not_before_five_seconds(step_s, limit_s):
     watch = HangWatch(learnt(step_s), 0.0)
-    assert watch.judge(beats(0.0), 0.0) is None
-    assert watch.judge(beats(limit_s - 0.1), limit_s - 0.1) is None
-    hung = watch.judge(beats(limit_s + 0.1), limit_s + 0.1)
+    assert watch.judge(beats(0.0, culprit=1), 0.0) is None
+    assert watch.judge(beats(limit_s - 0.1, culprit=1), limit_s - 0.1) is None
+    hung = watch.judge(beats(limit_s + 0.1, culprit=1), limit_s + 0.1)
     assert hung is not None
     assert (hung.deadline_s, hung.ranks) == (limit_s, ())
+
+
+def test_ranks_that_all_wait_may_wait_for_a_link_and_get_twice_the_time():
+    watch = HangWatch(learnt(), 0.0)
+    watch.judge(beats(0.0), 0.0)
+    assert watch.judge(beats(9.9), 9.9) is None, "a cut of three seconds is over by now"
+    assert watch.judge(beats(10.1), 10.1) is not None
 
 
 def test_the_rank_that_is_stopped_or_silent_is_named():
@@ -47,9 +56,9 @@ def test_the_rank_that_is_stopped_or_silent_is_named():
 
 def test_a_slow_step_in_which_spans_still_end_is_not_hung_until_it_is_very_late():
     watch = HangWatch(learnt(), 0.0)
-    for second in range(30):
+    for second in range(60):
         assert watch.judge(beats(float(second), actions=second), float(second)) is None
-    assert watch.judge(beats(31.0, actions=31), 31.0) is not None
+    assert watch.judge(beats(61.0, actions=61), 61.0) is not None
 
 
 def test_before_the_pace_is_known_a_start_has_its_own_deadline():
@@ -62,7 +71,7 @@ def test_a_checkpoint_or_validation_is_no_step():
     for doing in ("checkpoint", "eval/forward"):
         watch = HangWatch(learnt(), 0.0)
         assert watch.judge(beats(50.0, doing=doing), 50.0) is None
-        assert watch.judge(beats(61.0, doing=doing), 61.0) is not None
+        assert watch.judge(beats(121.0, doing=doing), 121.0) is not None
 
 
 def test_ranks_that_ended_do_not_hang():
