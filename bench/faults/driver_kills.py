@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--most", type=float, default=6.0, help="longest life of a driver, seconds")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     folder = (args.out / f"job-{args.seed}").resolve()
@@ -115,7 +116,7 @@ def main() -> None:
     kills, twice, after_end = 0, 0, 0
     while kills < args.times:
         driver = start(folder)
-        end = time.monotonic() + rng.uniform(0.1, 4.0)
+        end = time.monotonic() + rng.uniform(0.1, args.most)
         while time.monotonic() < end and driver.poll() is None:
             twice = max(twice, max(ranks_of(folder).values(), default=0))
             time.sleep(0.05)

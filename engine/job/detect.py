@@ -19,6 +19,7 @@ _QUIET_S = 2.0
 """A step that is late but in which spans still begin and end is slow, not hung, ..."""
 _PATIENCE = 6.0
 """... until it is so many times late."""
+_PROOF_STEPS = 3.0
 _SECTIONS = ("eval", "checkpoint")
 _TALKING = frozenset(
     {"wait", "tp_comm", "recv_f", "send_f", "recv_b", "send_b", "unshard", "reduce_grad", "tied",
@@ -131,14 +132,18 @@ class Silence:
         self._heard: dict[str, float] = {}
         self._steps: dict[str, int] = {}
         self._all_steps = -1
-        self._stepped_s = 0.0
+        self._stepped_s = self._usual_s = 0.0
 
     def heard(self, node: str, now_s: float) -> None:
         """A beat came."""
         self._heard[node] = now_s
 
-    def stepped(self, step: int, now_s: float) -> None:
-        """The job made a step: every node that carries ranks took part in it."""
+    def stepped(self, step: int, now_s: float, usual_s: float = 0.0) -> None:
+        """The job made a step: every node that carries ranks took part in it.
+
+        usual_s  how long a step takes
+        """
+        self._usual_s = usual_s
         if step > self._all_steps:
             self._all_steps, self._stepped_s = step, now_s
 
@@ -161,7 +166,8 @@ class Silence:
         silent = self.silent_s(node, now_s)
         if silent <= self._job.lost_s:
             return False
-        proven = carries and self._stepped_s > now_s - self._job.lost_s
+        lately = max(self._job.lost_s, _PROOF_STEPS * self._usual_s)
+        proven = carries and self._stepped_s > now_s - lately
         return not (proven or vouched) or silent > self._job.grace_s
 
 

@@ -54,7 +54,7 @@ class Sight:
         """A step ended."""
         self._has_stepped = True
         self.pace.step(metrics.step_s)
-        self.silence.stepped(metrics.step, now_s)
+        self.silence.stepped(metrics.step, now_s, self.pace.usual_s)
         self._loss = metrics
 
     def watch(self) -> Incident | None:

@@ -99,6 +99,14 @@ def test_a_silent_node_whose_job_makes_steps_is_waited_for():
     assert silence.is_lost("a", 5.0, carries=False), "a spare has no steps that prove it"
 
 
+def test_a_job_with_long_steps_proves_its_nodes_for_longer():
+    silence = Silence(JOB)
+    silence.heard("a", 0.0)
+    silence.stepped(1, 1.0, usual_s=4.0)
+    assert not silence.is_lost("a", 12.0, carries=True)
+    assert silence.is_lost("a", 13.5, carries=True)
+
+
 def test_a_lost_redis_is_no_node_s_fault():
     silence = Silence(JOB)
     silence.heard("a", 0.0)
