@@ -24,6 +24,7 @@ _SLICE_S = 2.0
 _IO_S = 2.0
 _KEPT_BEATS = 20_000
 _PAUSE_S = 0.1
+_MOST_NODES, _MOST_WAITING = 16_384, 1000
 
 
 class _Bell:
@@ -289,8 +290,10 @@ class BeatHub:
             data = fields[1] if isinstance(fields, list) and len(fields) == 2 else b""
             name = _name_of(data)
             with self._lock:
+                if name not in self._boxes and len(self._boxes) >= _MOST_NODES:
+                    continue  # a flood of names, not a job
                 box = self._boxes.setdefault(name, [])
-                if len(box) < 1000:
+                if len(box) < _MOST_WAITING:
                     box.append(data)
         return last
 
