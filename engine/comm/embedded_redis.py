@@ -17,10 +17,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from engine.comm.resp import Address, Client, Unreachable, parse_url
+from engine.comm.resp import Address, Client, Unreachable
 from engine.errors import MissingError
 
 _START_S = 10.0
@@ -56,23 +56,6 @@ def _packaged() -> str | None:
                     if os.access(path, os.X_OK):
                         return str(path)
     return None
-
-
-@contextlib.contextmanager
-def store_of(wish: str, *, host: str = "") -> Iterator[str]:
-    """The URL of the Redis at which the ranks of a run meet; empty if they use torch's TCPStore.
-
-    wish is `train.store` of the recipe: `tcp`, `redis` for a private server that lives as long as
-    the context, or the URL of a server. host is this node's address for others; empty: none other.
-    """
-    if wish == "tcp":
-        yield ""
-    elif wish == "redis":
-        with EmbeddedRedis(host=host) as server:
-            yield server.url_by_file
-    else:
-        Client(parse_url(wish), patience_s=_START_S).call(("PING",))  # say at once what is wrong
-        yield wish
 
 
 class EmbeddedRedis:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.comm.embedded_redis import EmbeddedRedis, find_server, store_of
+from engine.comm.embedded_redis import EmbeddedRedis, find_server
 from engine.comm.resp import Client, ServerSaidNo, parse_url
 from engine.errors import MissingError
 
@@ -50,21 +50,6 @@ def test_the_password_can_be_handed_on_as_a_file(has_server):
             assert Client(parse_url(server.url_by_file)).call(("PING",)) == [b"PONG"]
             secret = Path(parse_url(server.url).path or server.local.path).parent / "password"
             assert secret.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.multi
-def test_where_ranks_meet_follows_the_wish(has_server):
-    with store_of("tcp") as url:
-        assert url == ""
-    with store_of("redis") as url:
-        assert Client(parse_url(url)).call(("PING",)) == [b"PONG"]
-    with EmbeddedRedis() as server, store_of(server.url_by_file) as url:
-        assert url == server.url_by_file
-        with (
-            pytest.raises(ServerSaidNo, match="refused the password"),
-            store_of(server.url.replace(server.password, "wrong")),
-        ):
-            pass
 
 
 @pytest.mark.multi
