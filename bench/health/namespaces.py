@@ -95,7 +95,7 @@ def once(count, healthy, rng):
                 sh(f"ip link set vchk{dead} down")
             start = time.monotonic()
             plan = Plan(
-                only=("host.shm",), check_s=10, timeout_s=4, size_bytes=2 << 20, slow_share=0.2
+                only=("host.shm",), check_s=20, timeout_s=4, size_bytes=2 << 20, slow_share=0.2
             )
             found = check_fleet(fleet, nodes, plan)
             seconds = time.monotonic() - start

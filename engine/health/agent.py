@@ -95,14 +95,12 @@ def _do(hello: Hello, task: Task, node: str, env: Mapping[str, str]) -> Done:
 def _warm(task: Task, node: str) -> Done:
     """Import what tests between nodes need, which may take longer than one of them."""
     try:
-        import torch
-
         import engine.comm.scratch
-        import engine.comm.store
-        import engine.health.collective  # noqa: F401
+        import engine.comm.store  # noqa: F401
+        from engine.health.collective import make_ready
     except ImportError:
         return Done(node=node, id=task.id, error="torch is not installed")
-    torch.set_num_threads(1)
+    make_ready()
     return Done(node=node, id=task.id)
 
 

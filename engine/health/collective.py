@@ -39,6 +39,13 @@ class Measured(NamedTuple):
     wrong: str = ""
 
 
+def make_ready() -> None:
+    """Import torch; one thread a rank, as ranks share the node."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def measure_all_reduce(
     group: "ScratchGroup", size_bytes: int, *, repeats: int = _REPEATS
 ) -> Measured:
