@@ -266,9 +266,11 @@ class Saver:
         if self._two is None or self.mesh.rank or not self._begun:
             return
         status, now = self._two.status(), time.monotonic()
-        for step in [s for s in self._begun if s <= status.committed_step]:
+        # After failures a newer step may be committed before an older one: idle means all are.
+        limit = max(self._begun) if self._two.is_idle() else status.committed_step
+        for step in [s for s in self._begun if s <= limit]:
             took = now - self._begun.pop(step)
-            if step == status.committed_step:
+            if step == limit:
                 self.policy.flushed(took)
                 logger.info("step %d is in the store after %.1f s", step, took)
         oldest = min(self._begun.values(), default=now)

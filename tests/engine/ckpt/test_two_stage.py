@@ -83,7 +83,7 @@ time.sleep(60)
 """
 
 
-def wait_for(condition, seconds=30.0):
+def wait_for(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "nothing happened in time"
@@ -129,7 +129,7 @@ def test_a_killed_flusher_is_started_again_and_finishes(tmp_path):
         spool=tmp_path / "spool", options=FlushOptions(),
     )  # fmt: skip
     assert two.save(pieces, CheckpointMeta(step=8)).folder == "step-00000008"
-    assert two.wait(30)
+    assert two.wait(120)
     assert judge(tmp_path / "root", {7, 8}, dp=1) == {7, 8}
     two.close()
     wait_for(lambda: not (tmp_path / "spool").exists())
@@ -149,7 +149,9 @@ def test_a_store_that_cannot_be_written_stops_nothing_and_is_reported(tmp_path):
     wait_for(lambda: two.status().failures >= 2)
     assert "Not a directory" in two.status().error or "exists" in two.status().error
     (tmp_path / "root").unlink()
-    assert two.wait(30), two.status()
-    assert {i.step for i in catalog(tmp_path / "root")} <= {4, 5}
-    assert two.status().committed_step == 5
+    assert two.wait(120), two.status()
+    # which of the two was tried again first, and so committed first, is a matter of chance
+    steps = {i.step for i in catalog(tmp_path / "root") if i.state == "committed"}
+    assert 5 in steps
+    assert steps <= {4, 5}
     two.close()
