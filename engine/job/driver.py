@@ -302,6 +302,13 @@ class Driver:
         self._views.write(self.view())
 
     @property
+    def is_early(self) -> bool:
+        """Whether the newest step is not the last one of this invocation, as far as is known."""
+        goal = self._until or (0 if self._limit else self.recipe.train.steps)
+        last = self.last_metrics
+        return bool(goal) and last is not None and last.step < goal
+
+    @property
     def last_metrics(self) -> StepMetrics | None:
         """The newest step of this invocation, or of one before."""
         return self._tail.last

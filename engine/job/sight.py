@@ -69,6 +69,10 @@ class Sight:
             what = "; ".join(f"{n.name} is lost: {n.note}" for n in lost)
             return self._incident("node", what, ranks=ranks, nodes=names, confidence=0.95)
         if len(nodes.ended) >= world and not any(r.code for r in nodes.ended):
+            if self.driver.is_early and self.driver.state != "stopping":
+                # ranks stopped in order though nobody here asked: a scheduler wanted nodes back
+                self.driver.watch.on_note("ranks were asked to stop by somebody else")
+                self.driver.enter("stop")
             self.driver.enter("all_done")
             return None
         if self._has_failed(now):
@@ -97,6 +101,9 @@ class Sight:
             ):
                 silent = self.silence.silent_s(node.name, now)
                 self.driver.nodes.lose(node, f"no heartbeat for {silent:.1f} s")
+                # it has been under suspicion, for all to see, since then
+                suspected_s = time.time() - (silent - self.driver.recipe.job.silent_s)
+                self._bad_wall_s = self._bad_wall_s or suspected_s
                 if node.ranks:
                     found.append(node)
             elif (

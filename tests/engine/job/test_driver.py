@@ -219,3 +219,14 @@ def test_a_nursery_that_is_gone_is_a_failed_run_not_a_done_one(tmp_path: Path):
     while processes_of(tmp_path):
         assert time.monotonic() < end, "ranks outlive their nursery"
         time.sleep(0.05)
+
+
+def test_ranks_that_a_scheduler_stops_save_and_the_run_is_not_called_done(tmp_path: Path):
+    def stop_ranks() -> None:
+        for name, pid in processes_of(tmp_path).items():
+            if name.startswith("rank-"):
+                os.kill(pid, signal.SIGTERM)
+
+    result = drive(tmp_path, made(ENDLESS), at=2, do=stop_ranks)
+    assert result.ended == "interrupted"
+    assert (tmp_path / "ckpt" / f"step-{result.steps:08d}").is_dir()
