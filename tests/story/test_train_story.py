@@ -128,7 +128,7 @@ def start(recipe: Path, run: Path, *, steps: int) -> "subprocess.Popen[bytes]":
 
 
 def processes_of(run: Path) -> list[int]:
-    """Processes whose output goes to the run's logs: its nursery and its ranks."""
+    """Processes whose output goes to the run's logs."""
     found = []
     for path in Path("/proc").glob("[0-9]*/fd/1"):
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ def test_interrupted_and_killed_runs_go_on_as_if_nothing_had_been(
     assert msgspec.json.decode((cut / "result.json").read_bytes())["ended"] == "interrupted"
 
     killed = start(text, cut, steps=done + 6)
-    assert len(processes_of(cut)) == 5, "a nursery and four ranks"
+    assert len(processes_of(cut)) == 7, "an executor, a nursery, a loader and four ranks"
     killed.kill()
     killed.wait()
     deadline = time.monotonic() + 20
