@@ -119,6 +119,7 @@ def one(fault: str, victim: int) -> dict[str, object]:
         sys.executable, "-m", "msctl", "train", str(ROOT / "recipes/tiny.toml"), "--run", str(run),
         "--steps", str(steps), "--set", f"monitor.step_deadline_s={DEADLINE_S}",
         "--set", "train.eval_batches=0", "--set", "checkpoint.at_end=false",
+        "--set", "job.restarts=0",
     ]  # fmt: skip
     train = subprocess.Popen(
         command,
@@ -157,7 +158,9 @@ def one(fault: str, victim: int) -> dict[str, object]:
             capture_output=True, text=True, cwd=ROOT, check=False,
         )  # fmt: skip
         seconds = time.monotonic() - symptom
-        verdict = json.loads(done.stdout)["verdict"]
+        said = json.loads(done.stdout)
+        assert "verdict" in said, f"msctl diagnose gave no verdict: {said}"
+        verdict = said["verdict"]
     finally:
         stop.set()
         with contextlib.suppress(ProcessLookupError):

@@ -35,6 +35,15 @@ def diagnose_run(folder: Path, *, last: int | None = None) -> Report:
     return report
 
 
+def last_life(folder: Path) -> Path:
+    """The run, or its newest incident if the run never began again after it."""
+    if not any((folder / "events").glob("rank-*.jsonl")):
+        for past in sorted((folder / "incidents").glob("*"), reverse=True):
+            if any((past / "events").glob("rank-*.jsonl")):
+                return past
+    return folder
+
+
 def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Spans]:
     """The report together with the arrays it was made of (heat map, timeline)."""
     begin = time.perf_counter()
@@ -42,6 +51,7 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
         raise TraceError(
             f"{folder}: no such run folder", remedy="name a folder under runs/, or --job last"
         )
+    folder = last_life(folder)
     spans = load_spans(folder / "events", last=last)
     record = read_record(folder)
     result = record.result

@@ -130,12 +130,13 @@ def _draw(ui: Ui, spans: "Spans | None") -> None:
 
 def _timeline(ui: Ui, folder: Path, out: Path, spans: "Spans | None", step: int | None) -> None:
     """The timeline of one step."""
+    from engine.diagnose.run import last_life
     from engine.diagnose.timeline import write_timeline
 
     _need(spans is not None and len(spans.steps) > 0, "--timeline")
     if spans is not None:
         chosen = int(spans.steps[max(0, len(spans.steps) - 2)]) if step is None else step
-        made = write_timeline(folder, out, spans.layout, steps=(chosen, chosen))
+        made = write_timeline(last_life(folder), out, spans.layout, steps=(chosen, chosen))
         ui.note(
             f"wrote {out}: step {chosen}, {made.ranks} ranks, {made.slices} slices, "
             f"{made.arrows} arrows; clocks agree within {show_seconds(made.residual_ns / 1e9)}"

@@ -122,3 +122,12 @@ def test_an_incident_is_what_the_driver_saw_and_its_run_says_that_it_came_back(t
     assert "came back from 1 incident, the last: rank 3 was ended by SIGKILL" in verdict.what
     (folder / "recovery.json").write_bytes(b'{"incident": [')
     assert diagnose_run(folder).verdict.state == "healthy"
+
+
+def test_a_run_that_never_began_again_is_its_newest_incident(tmp_path):
+    folder = write_run(tmp_path / "run" / "incidents" / "001", LAYOUT, steps=6, ended=False)
+    (folder / "recovery.json").write_text(
+        json.dumps({"incident": {"kind": "crash", "what": "rank 3 died", "ranks": [3], "step": 6}})
+    )
+    verdict = diagnose_run(tmp_path / "run").verdict
+    assert (verdict.kind, verdict.ranks) == ("crash", (3,))
