@@ -13,7 +13,7 @@ from bench.plain_lamb import PlainLamb
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.save import save_checkpoint
-from engine.comm.collectives import barrier, gather_bytes
+from engine.comm.collectives import Group, barrier, gather_bytes
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import DTYPES, CpuDevice
@@ -48,15 +48,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 def recipe_of(args: dict[str, Any]) -> Recipe:
     """A recipe whose sizes divide any layout of up to 8 ranks.
 
-    args: layout, shape, block, layers, schedule, precision, micro_batch, overlap, tp_pieces,
-    recompute, optimizer, ops. Layers and micro-batches are as few as the layout allows, layers at
-    least two.
+    args: layout, shape, block, layers, schedule, group, run_ahead, precision, micro_batch, overlap
+    (all, none, or a list of dimensions), tp_pieces, recompute, optimizer, ops. Layers and
+    micro-batches are as few as the layout allows, layers at least two.
     """
     layout = ParallelLayout(**args.get("layout", {}))
     model: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
     model |= {"layers": args.get("layers", max(2, layout.chunks))}
     model |= SHAPES[args.get("shape", "gpt")]
-    overlap = args.get("overlap", True)
+    wish = args.get("overlap", True)
+    overlap = {
+        axis: axis in wish if isinstance(wish, list) else wish for axis in ("tp", "pp", "dp")
+    }
     return Recipe(
         name="case", seed=7,
         model=ModelSpec(block=args.get("block", "serial"), **model),
@@ -65,10 +68,11 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
             micro_batch=args.get("micro_batch", 2 if layout.dp * layout.pp <= 4 else 1),
         ),
         layout=layout,
-        schedule=ScheduleSpec(kind=args.get("schedule", "auto")),
-        overlap=OverlapSpec(
-            tp=overlap, pp=overlap, dp=overlap, tp_pieces=args.get("tp_pieces", 1)
+        schedule=ScheduleSpec(
+            kind=args.get("schedule", "auto"), group=args.get("group", 0),
+            run_ahead=args.get("run_ahead", 0),
         ),
+        overlap=OverlapSpec(**overlap, tp_pieces=args.get("tp_pieces", 1)),
         optimizer=OptimSpec(
             name=args.get("optimizer", "adamw"), lr=LR, min_lr=LR / 4, warmup_steps=3
         ),
@@ -166,17 +170,27 @@ class Ranks:
         program = step_program(recipe)
         last = program.stage_of(program.chunks - 1)
         layout = recipe.layout
-        key = (layout.tp, layout.dp, layout.pp, last, layout.vpp > 1)
+        near = args.get("ranks_per_node", 0)
+        key = (layout.tp, layout.dp, layout.pp, last, layout.vpp > 1, near)
         if key not in self._meshes:
-            made = build_mesh(layout, self.rank, backend="gloo", timeout_s=60, last_stage=last)
+            made = build_mesh(
+                layout, self.rank, backend="gloo", timeout_s=60, last_stage=last,
+                ranks_per_node=near,
+            )  # fmt: skip
             self._meshes[key] = made
             # torch names a group by its ranks and the number of groups its members have: keep
             # that number the same on all ranks, or the groups of the next mesh never meet
-            for _ in range(8 - len({id(g.handle) for g in made[3:] if g.size > 1})):
+            for _ in range(12 - len({id(g.handle) for g in groups_of(made) if g.size > 1})):
                 dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
         mesh = self._meshes[key]._replace(layout=layout)
         events = EventWriter(None, self.rank)
         return Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
+
+
+def groups_of(mesh: Mesh) -> list[Group]:
+    """All groups of a rank but the world's."""
+    levels = [pair for pair in (mesh.gather_levels, mesh.reduce_levels) if pair is not None]
+    return [g for g in mesh[3:] if isinstance(g, Group)] + [g for pair in levels for g in pair]
 
 
 def run_steps(trainer: Trainer, first: int, stop: int) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ create their groups in the same order of kinds; groups of one kind are disjoint,
 the whole world (paper 3.5).
 """
 
+from collections import Counter
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -15,6 +16,15 @@ import torch.distributed as dist
 from engine.comm.collectives import Group
 from engine.comm.lost import lost
 from engine.spec.layout import ParallelLayout
+
+
+class Levels(NamedTuple):
+    """The replicas of a data-parallel group in two levels: on one node, and across nodes."""
+
+    near: Group
+    """Replicas on this node."""
+    far: Group
+    """One replica of every node, at the same place in it."""
 
 
 class Mesh(NamedTuple):
@@ -33,6 +43,9 @@ class Mesh(NamedTuple):
     dp_reduce: Group
     tied: Group
     """First and last stage, which hold copies of a tied embedding; alone elsewhere."""
+    gather_levels: Levels | None = None
+    reduce_levels: Levels | None = None
+    """Where data-parallel traffic goes in two steps, so that a node's link carries less of it."""
 
 
 def build_mesh(
@@ -42,10 +55,12 @@ def build_mesh(
     backend: str,
     timeout_s: float,
     last_stage: int | None = None,
+    ranks_per_node: int = 0,
 ) -> Mesh:
     """Create this rank's groups; `torch.distributed` must be initialised with the whole world.
 
     last_stage holds the model's last chunk: pp - 1 unless the schedule places chunks otherwise.
+    With ranks_per_node, gathers and reductions of replicas that share nodes go in two levels.
     Cost: one rendezvous per group among its members only.
     """
 
@@ -70,6 +85,13 @@ def build_mesh(
     ends = (pp[0], other) if other != pp[0] and rank in (pp[0], other) else (rank,)
     handle = dist.group.WORLD if layout.world_size > 1 else None
     # Names of groups hang on how many there are: all ranks of a pipeline make the same ones.
+    levels = two_levels(layout, rank, ranks_per_node)
+
+    def both(name: str) -> Levels | None:
+        if levels is None:
+            return None
+        return Levels(group(f"{name}_near", levels[0]), group(f"{name}_far", levels[1]))
+
     return Mesh(
         rank=rank,
         layout=layout,
@@ -82,4 +104,32 @@ def build_mesh(
         dp_gather=group("dp_gather", dp),
         dp_reduce=group("dp_reduce", dp),
         tied=group("tied", ends),
+        gather_levels=both("dp_gather"),
+        reduce_levels=both("dp_reduce"),
     )
+
+
+def two_levels(
+    layout: ParallelLayout, rank: int, ranks_per_node: int
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """A rank's replicas on its node, and those at its place on other nodes.
+
+    None where there is nothing to gain: one node, one replica a node, or unequal nodes (for any
+    rank: all decide alike).
+    """
+    if not ranks_per_node or layout.zero == 0:
+        return None
+    sizes = set()
+    for first in range(layout.world_size):
+        members = layout.group("dp", first)
+        if members[0] == first:
+            nodes = Counter(member // ranks_per_node for member in members)
+            sizes |= {(count, len(nodes)) for count in nodes.values()}
+    if len(sizes) != 1:
+        return None
+    each, nodes_of_group = sizes.pop()
+    if each == 1 or nodes_of_group == 1:
+        return None
+    members = layout.group("dp", rank)
+    near = tuple(m for m in members if m // ranks_per_node == rank // ranks_per_node)
+    return near, members[near.index(rank) :: each]

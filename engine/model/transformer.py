@@ -46,11 +46,12 @@ class Norm(nn.Module):
         has_bias = spec.norm == "layernorm" and spec.bias
         self.bias = parameter((spec.hidden,), split=None, init="zeros") if has_bias else None
 
-    def forward(self, x_sbh: Tensor) -> Tensor:
-        """Normalise each token."""
+    def forward(self, x_sbh: Tensor, delta_sbh: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(normalised, s): s is the stream x with what the sublayer before adds to it."""
+        s = x_sbh if delta_sbh is None else x_sbh + delta_sbh
         if self.kind == "rmsnorm":
-            return F.rms_norm(x_sbh, self.weight.shape, self.weight, self.eps)
-        return F.layer_norm(x_sbh, self.weight.shape, self.weight, self.bias, self.eps)
+            return F.rms_norm(s, self.weight.shape, self.weight, self.eps), s
+        return F.layer_norm(s, self.weight.shape, self.weight, self.bias, self.eps), s
 
 
 class Projection(nn.Module):
@@ -164,7 +165,10 @@ class Dropout(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """norm -> into -> cores -> out -> dropout, added to the stream."""
+    """norm -> into -> cores -> out -> dropout: what is to be added to the stream.
+
+    The addition is left to the norm that comes next, which can do it on the way.
+    """
 
     def __init__(self, spec: ModelSpec, layer: int, cores: tuple[str, ...]) -> None:
         super().__init__()
@@ -189,16 +193,19 @@ class Sublayer(nn.Module):
     def _run(self, core: nn.Module, *parts: Tensor) -> Tensor:
         return again(core, *parts) if self.recompute else core(*parts)
 
-    def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
-        """X + out(cores(into(norm(x))))."""
-        parts = self.into(self.norm(x_sbh))
+    def forward(
+        self, x_sbh: Tensor, delta_sbh: Tensor | None, micro: MicroBatch
+    ) -> tuple[Tensor, Tensor]:
+        """(s, out(cores(into(norm(s))))) of the stream s = x + delta."""
+        normed, stream = self.norm(x_sbh, delta_sbh)
+        parts = self.into(normed)
         mixed = []
         if self.attn is not None:
             mixed.append(self._run(self.attn, *parts[:3]))
             parts = parts[3:]
         if self.mlp is not None:
             mixed.append(self._run(self.mlp, *parts))
-        return x_sbh + self.drop(self.out(mixed), micro)
+        return stream, self.drop(self.out(mixed), micro)
 
 
 class Block(nn.Module):
@@ -214,16 +221,26 @@ class Block(nn.Module):
         self.recompute = False
         """Keep the block's input only, and run it again in the backward."""
 
-    def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
-        """Run the sublayers in order."""
+    def forward(
+        self, x_sbh: Tensor, delta_sbh: Tensor | None, micro: MicroBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the sublayers in order; the stream, and what is still to be added to it."""
         if self.recompute and torch.is_grad_enabled():
-            return again(self._sublayers, x_sbh, micro)
-        return self._sublayers(x_sbh, micro)
-
-    def _sublayers(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
+            return again(self._whole, added(x_sbh, delta_sbh), micro), None
         for sublayer in self.children():
-            x_sbh = sublayer(x_sbh, micro)
-        return x_sbh
+            x_sbh, delta_sbh = sublayer(x_sbh, delta_sbh, micro)
+        return x_sbh, delta_sbh
+
+    def _whole(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
+        delta_sbh = None
+        for sublayer in self.children():
+            x_sbh, delta_sbh = sublayer(x_sbh, delta_sbh, micro)
+        return added(x_sbh, delta_sbh)
+
+
+def added(x_sbh: Tensor, delta_sbh: Tensor | None) -> Tensor:
+    """The stream with what is still to be added to it."""
+    return x_sbh if delta_sbh is None else x_sbh + delta_sbh
 
 
 class Embedding(nn.Module):
@@ -253,9 +270,9 @@ class Head(nn.Module):
         self.norm = Norm(spec)
         self.weight = parameter((spec.vocab, spec.hidden), split=0, init="normal")
 
-    def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
+    def forward(self, x_sbh: Tensor, delta_sbh: Tensor | None, micro: MicroBatch) -> Tensor:
         """Sum of the negative log-likelihoods of the targets, a scalar."""
-        logits = F.linear(self.norm(x_sbh), self.weight)
+        logits = F.linear(self.norm(x_sbh, delta_sbh)[0], self.weight)
         flat = logits.flatten(0, 1).float() if logits.dtype.itemsize < 4 else logits.flatten(0, 1)
         return F.cross_entropy(flat, micro.targets_sb.flatten(), reduction="sum")
 
@@ -276,9 +293,10 @@ class Chunk(nn.Module):
         """The stream after this piece; the summed loss if it is the last."""
         x = self.embed(micro) if self.embed is not None else x_sbh
         assert x is not None, "only the first chunk begins with an embedding"
+        delta: Tensor | None = None
         for layer in self.layers.values():
-            x = layer(x, micro)
-        return self.head(x, micro) if self.head is not None else x
+            x, delta = layer(x, delta, micro)
+        return added(x, delta) if self.head is None else self.head(x, delta, micro)
 
 
 def whole_model(spec: ModelSpec, *, seed: int, dtype: torch.dtype) -> Chunk:

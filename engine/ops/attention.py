@@ -23,8 +23,8 @@ def attention(q_sbnd: Tensor, k_sbgd: Tensor, v_sbgd: Tensor, *, window: int) ->
     if q_sbnd.is_cuda and q_sbnd.dtype in (torch.bfloat16, torch.float16):
         flash = kernel(q_sbnd.device)
         if flash is not None:
-            packed = (t.transpose(0, 1) for t in (q_sbnd, k_sbgd, v_sbgd))
-            out = flash(*packed, window if limited else 0)
+            q, k, v = (t.transpose(0, 1) for t in (q_sbnd, k_sbgd, v_sbgd))
+            out = flash(q, k, v, window if limited else 0)
             return out.transpose(0, 1).reshape(s, b, n * d)
         if limited:
             return _varlen_window(q_sbnd, k_sbgd, v_sbgd, window)

@@ -262,25 +262,31 @@ class ParallelNorm(nn.Module):
         super().__init__()
         self.op, self.weight, self.bias = op, weight, bias
 
-    def forward(self, x_sbh: Tensor) -> Tensor:
-        """Normalise each token."""
-        return _Norm.apply(x_sbh, self)
+    def forward(self, x_sbh: Tensor, delta_sbh: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(normalised, s) of s = x + delta, in one pass where there is a kernel."""
+        normed, stream = _Norm.apply(x_sbh, delta_sbh, self)
+        return normed, x_sbh if stream is None else stream
 
 
 class _Norm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: ParallelNorm) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor | None, norm: ParallelNorm
+    ) -> tuple[Tensor, Tensor | None]:
         bias = None if norm.bias is None else norm.bias.data
-        y, saved = norm.op.forward(x, norm.weight.data, bias)
-        ctx.norm = norm
+        y, saved = norm.op.forward(x, norm.weight.data, bias, delta)
+        ctx.norm, ctx.alone = norm, delta is None
         ctx.save_for_backward(*saved)
-        return y
+        ctx.set_materialize_grads(False)
+        return y, None if delta is None else saved.s
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor, dstream: Tensor | None) -> tuple[Tensor | None, ...]:
         norm: ParallelNorm = ctx.norm
         into = (norm.weight.grad, None if norm.bias is None else norm.bias.grad)
-        return norm.op.backward(dy, Saved(*ctx.saved_tensors), norm.weight.data, into), None
+        saved = Saved(*ctx.saved_tensors)
+        dx = norm.op.backward(dy, saved, norm.weight.data, into, dstream)
+        return dx, None if ctx.alone else dx, None
 
 
 class ParallelMlp(nn.Module):

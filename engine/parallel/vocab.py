@@ -74,9 +74,9 @@ class ParallelHead(nn.Module):
         super().__init__()
         self.norm, self.weight, self.axis, self.kernels = norm, weight, axis, kernels
 
-    def forward(self, x_sbh: Tensor, micro: MicroBatch) -> Tensor:
+    def forward(self, x_sbh: Tensor, delta_sbh: Tensor | None, micro: MicroBatch) -> Tensor:
         """Sum over all tokens of the negative log-likelihood, equal on every rank of the group."""
-        return _HeadLoss.apply(self.norm(x_sbh), micro.targets_sb, self)
+        return _HeadLoss.apply(self.norm(x_sbh, delta_sbh)[0], micro.targets_sb, self)
 
 
 class _HeadLoss(Function):

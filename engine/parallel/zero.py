@@ -5,13 +5,17 @@ and optimizer state of its part only (ZeRO-1); with ZeRO-2 the full gradient buf
 chunk's first backward to its reduction. Both transfers are whole-chunk and asynchronous, in the
 order the schedule says (paper 3.2). A forward checks that its parameters are those of the current
 update: no stale weights.
+
+Where several replicas share a node, both go in two levels: the slow one across nodes, of one part a
+node and asynchronous, and the fast one within the node right before or after it. Parts are dealt so
+that what a replica reduces within its node is one run of memory.
 """
 
 import torch
 from torch import Tensor
 
 from engine.comm.collectives import DONE, Work, all_gather, all_reduce, reduce_scatter
-from engine.comm.mesh import Mesh
+from engine.comm.mesh import Levels, Mesh
 from engine.parallel.flat import FlatChunk, Weight
 
 
@@ -29,6 +33,9 @@ class ShardedChunk:
         self._sum_tp = sum_tp
         replicas = mesh.dp_gather.size if zero else 1
         index = mesh.dp_gather.index if zero else 0
+        levels = mesh.gather_levels
+        if levels is not None:
+            index = levels.near.index * levels.far.size + levels.far.index
         each = flat.padded // replicas
         self.range = (index * each, (index + 1) * each)
         part = flat.data[self.range[0] : self.range[1]]
@@ -54,7 +61,16 @@ class ShardedChunk:
         replicas = self.mesh.dp_gather.size
         alone = self.zero == 0 or replicas == 1
         self._gathering = self.target
-        self._gather = DONE if alone else all_gather(self.flat.data, part, self.mesh.dp_gather)
+        levels = self.mesh.gather_levels
+        if alone:
+            self._gather = DONE
+        elif levels is None:
+            self._gather = all_gather(self.flat.data, part, self.mesh.dp_gather)
+        else:
+            block = self._block(self.flat.data, levels)
+            self._gather = all_gather(block, part, levels.far).then(
+                lambda: all_gather(self.flat.data, block, levels.near).wait()
+            )
 
     def finish_unshard(self) -> None:
         """Wait for the gather; the chunk may compute afterwards."""
@@ -80,7 +96,17 @@ class ShardedChunk:
         else:
             begin, end = self.range
             self.grad = grad[begin:end] if self.zero == 1 else torch.empty_like(self.master)
-            self._reduce = reduce_scatter(self.grad, grad, self.mesh.dp_reduce)
+            group, levels = self.mesh.dp_reduce, self.mesh.reduce_levels
+            if levels is not None:
+                whole, grad = grad, self._block(grad, levels)
+                reduce_scatter(grad, whole, levels.near).wait()
+                group = levels.far
+            self._reduce = reduce_scatter(self.grad, grad, group)
+
+    def _block(self, buffer: Tensor, levels: Levels) -> Tensor:
+        """The parts of a buffer that replicas at this place of their node own."""
+        each = self.flat.padded // levels.near.size
+        return buffer[levels.near.index * each : (levels.near.index + 1) * each]
 
     def finish_reduce(self) -> Tensor:
         """Wait for the reduction and return the gradient of this rank's part."""

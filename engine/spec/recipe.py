@@ -71,6 +71,13 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
         ),
     ] = 0
     dp: Annotated[bool, doc("parameter gathers and gradient reductions per chunk")] = True
+    dp_levels: Annotated[
+        Literal["auto", "one", "two"],
+        doc(
+            "two: within the node and across nodes, where replicas share nodes; auto: two on "
+            "gloo, while NCCL lays its own paths"
+        ),
+    ] = "auto"
 
 
 class OptimSpec(Noun, frozen=True, kw_only=True):

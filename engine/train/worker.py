@@ -102,11 +102,21 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
         mesh = build_mesh(
             layout, rank, backend=device.backend, timeout_s=timeout,
             last_stage=program.stage_of(program.chunks - 1),
+            ranks_per_node=_two_level_nodes(recipe, task, device),
         )  # fmt: skip
         _loop(mesh, device, recipe, events, task).run()
         barrier(mesh.world)
         end_world()
     return 0
+
+
+def _two_level_nodes(recipe: Recipe, task: RankTask, device: Device) -> int:
+    """Ranks on a node where gathers and reductions are to go in two levels; 0 for one level."""
+    wish = recipe.overlap.dp_levels
+    if wish == "one" or (wish == "auto" and device.backend != "gloo") or len(task.nodes) < 2:
+        return 0
+    each, rest = divmod(task.world, len(task.nodes))
+    return 0 if rest else each
 
 
 def _loop(mesh: Mesh, device: Device, recipe: Recipe, events: EventWriter, task: RankTask) -> Loop:

@@ -80,7 +80,8 @@ template <class T, int kind> struct Backward {
                 W g = widen(grad[c]), hat = (widen(value[c]) - centre) * scale;
                 dweight[c] += g * hat;
                 if (kind == MS_LAYERNORM) dbias[c] += g;
-                out[c] = narrow<T>((g * widen(w[c]) - plain - hat * along) * scale + widen(more[c]));
+                W own = widen(narrow<T>((g * widen(w[c]) - plain - hat * along) * scale));
+                out[c] = narrow<T>(own + widen(more[c]));
             }
         } else {
 #pragma omp simd

@@ -142,7 +142,8 @@ __global__ void __launch_bounds__(kThreads)
             for (int k = 0; k < V; k++) {
                 W hat = (widen(in.v[k]) - centre) * scale;
                 W d = (widen(own.v[k]) * widen(w.v[k]) - plain - hat * along) * scale;
-                out.v[k] = narrow<T>(dtotal != nullptr ? d + widen(more.v[k]) : d);
+                out.v[k] = narrow<T>(d);
+                if (dtotal != nullptr) out.v[k] = narrow<T>(widen(out.v[k]) + widen(more.v[k]));
             }
             store<T, V>(dx + start + p * V, out);
         }

@@ -67,7 +67,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
         W hat = (widen(s[start + c]) - centre) * scale;
         W d = (widen(dy[start + c]) * widen(weight[c]) - plain - hat * along) * scale;
-        dx[start + c] = narrow<T>(dtotal != nullptr ? d + widen(dtotal[start + c]) : d);
+        T own = narrow<T>(d);
+        if (dtotal != nullptr) own = narrow<T>(widen(own) + widen(dtotal[start + c]));
+        dx[start + c] = own;
     }
 }
 

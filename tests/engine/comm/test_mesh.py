@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from bench.ranks import World
 from engine.comm.collectives import all_reduce
-from engine.comm.mesh import build_mesh
+from engine.comm.mesh import build_mesh, two_levels
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.spec.layout import ParallelLayout
 
@@ -100,3 +100,15 @@ def test_a_peer_that_is_gone_is_named_by_its_group(world: World):
     what, none = world.run(f"{__name__}:meet_alone", 2)
     assert none is None
     assert "start of group tp of ranks [0, 1] failed" in what
+
+
+def test_replicas_of_a_node_form_a_level_where_there_is_something_to_gain():
+    """dp 4 x tp 2: ranks 0, 2, 4, 6 are the replicas of part 0."""
+    layout = ParallelLayout(tp=2, dp=4)
+    assert two_levels(layout, 0, 4) == ((0, 2), (0, 4))
+    assert two_levels(layout, 7, 4) == ((5, 7), (3, 7))
+    assert two_levels(layout, 0, 0) is None  # nobody said what a node is
+    assert two_levels(layout, 0, 8) is None  # one node
+    assert two_levels(layout, 0, 2) is None  # one replica a node
+    assert two_levels(layout, 0, 6) is None  # three replicas on one node, one on the other
+    assert two_levels(ParallelLayout(dp=4, zero=0), 0, 2) is None  # everything is reduced anyway

@@ -78,13 +78,19 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def _norm(pair: Pair, plain: nn.Module, twin: nn.Module) -> float:
-    x, g = (numbers(pair.spec.seq, 2, pair.spec.hidden, seed=i) for i in (1, 2))
+    """Alone, then with what the sublayer before adds; the stream goes on to others, too."""
+    x, d, g, h = (numbers(pair.spec.seq, 2, pair.spec.hidden, seed=i) for i in (1, 2, 3, 4))
     part = slice(*pair.axis.local_sequence(pair.spec.seq))
-    a, b = x.clone().requires_grad_(), x[part].clone().requires_grad_()
-    y, z = plain(a), twin(b)
-    y.backward(g)
-    z.backward(g[part])
-    return max(difference(y[part], z), difference(a.grad[part], b.grad))
+    worst = 0.0
+    for with_delta in (False, True):
+        ours = [t[part].clone().requires_grad_() for t in ((x, d) if with_delta else (x,))]
+        theirs = [t.clone().requires_grad_() for t in ((x, d) if with_delta else (x,))]
+        (y, s), (z, t) = plain(*theirs), twin(*ours)
+        torch.autograd.backward((y, s), (g, h))
+        torch.autograd.backward((z, t), (g[part], h[part]))
+        grads = [difference(a.grad[part], b.grad) for a, b in zip(theirs, ours, strict=True)]
+        worst = max(worst, difference(y[part], z), difference(s[part], t), *grads)
+    return worst
 
 
 def _into(pair: Pair, plain: nn.Module, twin: nn.Module) -> float:
@@ -130,7 +136,7 @@ def _head(pair: Pair, plain: nn.Module, twin: nn.Module) -> float:
     x = numbers(pair.spec.seq, 2, pair.spec.hidden, seed=4) * 30  # logits of very unequal size
     part = slice(*pair.axis.local_sequence(pair.spec.seq))
     a, b = x.clone().requires_grad_(), x[part].clone().requires_grad_()
-    y, z = plain(a, micro), twin(b, micro)
+    y, z = plain(a - 1, torch.ones_like(a), micro), twin(b - 1, torch.ones_like(b), micro)
     (y / 7).backward()
     (z / 7).backward()
     return max(difference(y, z) / float(y.detach()), difference(a.grad[part], b.grad))

@@ -3,6 +3,7 @@
 A representative set; `bench/equality.py` runs all. Cases of one number of ranks share a world.
 """
 
+import itertools
 from typing import Any
 
 import pytest
@@ -31,7 +32,12 @@ LAYOUTS: dict[int, list[Case]] = {
     ],
 }  # fmt: skip
 SCHEDULES: dict[int, list[Case]] = {
-    2: [{"schedule": "zb-v", "layout": {"pp": 2, "vpp": 2}}],
+    2: [
+        {"schedule": "zb-v", "layout": {"pp": 2, "vpp": 2}},
+        {"schedule": "1f1b", "layout": {"pp": 2}, "run_ahead": 2},
+        {"schedule": "interleaved", "layout": {"pp": 2, "vpp": 2}, "group": 4},
+        {"schedule": "zero-bubble", "layout": {"pp": 2}, "run_ahead": 2},
+    ],
     4: [
         {"schedule": "gpipe", "layout": {"pp": 2, "dp": 2}},
         {"schedule": "breadth-first", "layout": {"pp": 4, "vpp": 2}},
@@ -73,6 +79,27 @@ def test_layouts_equal_the_plain_model(world: World, ranks: int) -> None:
 def test_schedules_equal_the_plain_model(world: World, ranks: int) -> None:
     cases = [c | {"shape": shape} for c in SCHEDULES[ranks] for shape in ("gpt", "gpt-untied")]
     assert_equal_to_the_plain_model(world, cases, FLOAT64_TOLERANCE)
+
+
+def test_replicas_that_share_nodes_equal_the_plain_model(world: World) -> None:
+    """Two replicas on each of two nodes: gathers and reductions in two levels."""
+    layouts: list[Case] = [{"dp": 4, "zero": 1}, {"dp": 4, "vpp": 2, "zero": 2}]
+    cases: list[Case] = [{"layout": layout, "ranks_per_node": 2} for layout in layouts]
+    assert_equal_to_the_plain_model(world, cases, FLOAT64_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2, "pp": 2, "vpp": 2}, {"pp": 2, "vpp": 2, "dp": 2}, ALL_AXES], ids=str
+)
+def test_what_overlaps_changes_no_bit(world: World, layout: Case) -> None:
+    """All combinations of the three dimensions that the layout has."""
+    axes = [axis for axis in ("tp", "pp", "dp") if layout.get(axis, 1) > 1]
+    wishes = [list(wish) for n in range(len(axes) + 1) for wish in itertools.combinations(axes, n)]
+    cases: list[Case] = [
+        {"layout": layout, "overlap": wish, "tp_pieces": 2, "precision": "fp32"} for wish in wishes
+    ]
+    first, *others = run(world, cases)
+    assert others == [first] * (2 ** len(axes) - 1)
 
 
 def test_model_variants_equal_the_plain_model(world: World) -> None:
