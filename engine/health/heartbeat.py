@@ -27,7 +27,8 @@ class RankBeat(Noun, frozen=True, kw_only=True):
     rank: Size
     pid: Size = 0
     health: Health = "runs"
-    """starved: would run, but the processors are taken; stopped: by a signal; silent: its slot no longer changes though the process is there."""
+    """starved: would run, but the processors are taken; stopped: by a signal; silent: its slot no
+    longer changes though the process is there."""
     step: int = -1
     doing: _Text = ""
     """Outermost and innermost open span, as `step/wait`; empty before the first step."""

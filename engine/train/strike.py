@@ -43,7 +43,7 @@ def _name(fault: str) -> str:
 
 def read_strikes(run: Path) -> dict[str, float]:
     """Fault -> when it first came, seconds since 1970."""
-    found = {}
+    found: dict[str, float] = {}
     for path in sorted((run / _FOLDER).glob("*.json")):
         try:
             with path.open("rb") as file:

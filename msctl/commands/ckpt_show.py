@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def show_list(ui: Ui, infos: Sequence[CheckpointInfo]) -> None:
     """One row a folder."""
     rows = [
-        (i.name, i.step, _when(i.created_s), show_bytes(i.bytes), i.files, i.state, _layout(i.layout),
-         i.val_loss, i.where, "; ".join(filter(None, (i.mark, i.why))))
+        (i.name, i.step, _when(i.created_s), show_bytes(i.bytes), i.files, i.state,
+         _layout(i.layout), i.val_loss, i.where, "; ".join(filter(None, (i.mark, i.why))))
         for i in infos
     ]  # fmt: skip
     columns = (

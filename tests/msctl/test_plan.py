@@ -94,7 +94,9 @@ def test_the_whole_process_imports_no_torch():
 
 
 def test_goodput_of_simulated_days_is_the_drivers_own_policy(msctl):
-    ended = msctl("plan", "--model", "175b", "--gpus", "12288", "--goodput", "--days", "5", "--json")
+    ended = msctl(
+        "plan", "--model", "175b", "--gpus", "12288", "--goodput", "--days", "5", "--json"
+    )
     found = json.loads(ended.out)
     assert ended.code == 0
     assert found["days"] >= 5

@@ -122,10 +122,11 @@ def test_a_watched_writer_without_a_file_tells_what_runs_and_counts_own_work_onc
     writer = EventWriter(None, 0, watched=True)
     writer.step = 4
     with writer.span("step"):
-        with writer.span("forward", "compute", chunk=0):
-            assert writer.doing == ("step", "forward")
-            with writer.span("tp_comm", "tp", op="gather", bytes=1):
-                threading.Event().wait(0.02)  # what it measures, not what it waits for
+        writer.enter("forward", "compute", chunk=0)
+        assert writer.doing == ("step", "forward")
+        with writer.span("tp_comm", "tp", op="gather", bytes=1):
+            threading.Event().wait(0.02)  # what it measures, not what it waits for
+        writer.leave()
     assert writer.doing == ()
     assert writer.actions == 6
     (work,) = writer.works
