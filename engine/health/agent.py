@@ -96,7 +96,7 @@ def _warm(task: Task, node: str) -> Done:
     """Import what tests between nodes need, which may take longer than one of them."""
     try:
         import engine.comm.scratch
-        import engine.comm.store  # noqa: F401
+        import engine.comm.store  # noqa: F401 - loaded once, before tasks come
         from engine.health.collective import make_ready
     except ImportError:
         return Done(node=node, id=task.id, error="torch is not installed")

@@ -48,7 +48,7 @@ def startup(look: Look) -> list[CheckResult]:
         import torch  # noqa: F401 - before the fork, so that ranks start at once
 
         import engine.comm.mesh
-        import engine.comm.world  # noqa: F401
+        import engine.comm.world  # noqa: F401 - before the fork, as torch
     except ImportError:
         raise MissingError("torch is not installed", remedy="run `pip install torch`") from None
     world = min(_RANKS, max(2, 4 * look.probe.cpus()))
