@@ -160,7 +160,8 @@ def test_a_run_prints_one_document_and_talks_on_stderr(msctl, recipe, tmp_path):
 
 @pytest.mark.multi
 def test_a_failed_run_ends_with_6_and_an_interrupted_one_with_130(msctl, recipe, tmp_path):
-    explode = ("--set", "optimizer.lr=1e30", "--set", "optimizer.clip_norm=0")
+    keys = ("optimizer.lr=1e30", "optimizer.clip_norm=0", "job.bad_numbers=stop")
+    explode = [word for key in keys for word in ("--set", key)]
     ended = msctl("train", recipe, "--run", str(tmp_path / "a"), "--json", *explode)
     assert ended.code == 6
     error = json.loads(ended.out)["error"]

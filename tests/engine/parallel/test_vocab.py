@@ -26,7 +26,7 @@ def head_loss(axis: TensorAxis, x: torch.Tensor, scale: float, targets: torch.Te
     head.weight.data.mul_(scale)
     x = x[slice(*axis.local_sequence(SPEC.seq))].clone().requires_grad_()
     micro = MicroBatch(targets, targets, torch.arange(2), 0)
-    loss = head(x, micro)
+    loss = head(x, None, micro)
     loss.backward()
     return loss.detach(), x.grad, head.weight.grad.clone()
 
