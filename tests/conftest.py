@@ -1,9 +1,10 @@
 """Fixtures for all tests: the command line in this process, golden files, skipped GPU tests."""
 
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,3 +100,12 @@ def pytest_terminal_summary(terminalreporter: object) -> None:
     gpu = [report for report in skipped if "gpu" in getattr(report, "keywords", {})]
     if gpu:
         terminalreporter.write_line(f"{len(gpu)} tests need a CUDA device and were not run")  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def _log_level_as_before() -> Iterator[None]:
+    """`msctl -q` in this process makes the log quiet; the next test wants its warnings."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
