@@ -51,10 +51,12 @@ def drive(
     folder: Path, wanted: Recipe, *, at: int = 0, do: Callable[[], None] = lambda: None,
     resume: str = "auto",
 ) -> RunResult:  # fmt: skip
-    """Run it; call `do` once step `at` has ended."""
+    """Run it; call `do` when step `at` has ended for the first time: a restart may repeat it."""
+    done: list[int] = []
 
     def on_step(metrics: StepMetrics) -> None:
-        if metrics.step == at:
+        if metrics.step == at and not done:
+            done.append(at)
             do()
 
     return Driver(wanted, folder, Watch(on_step=on_step)).run(steps=0, resume=resume)
