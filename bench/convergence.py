@@ -162,7 +162,8 @@ def svg(rows: list[dict[str, Any]]) -> str:
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
+        'font-family="sans-serif" font-size="12" role="img" '
+        'aria-label="training loss over tokens">',
         "<style>text{fill:#333}line{stroke:#bbb}@media(prefers-color-scheme:dark)"
         "{text{fill:#ddd}line{stroke:#555}}</style>",
         f'<text x="{left}" y="16">training loss, nats per byte, over tokens (mean of '
