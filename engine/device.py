@@ -4,6 +4,7 @@ Two classes, no `if cuda` inside either, none outside. Streams of a CPU run in o
 are clock readings, so code that overlaps is the same on both.
 """
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -146,6 +147,16 @@ def open_device(kind: str, local_rank: int) -> Device:
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         return CudaDevice(local_rank)
     return CpuDevice()
+
+
+@functools.cache
+def mend_forks() -> None:
+    """Let every child that this process forks from now on repair torch's thread pool, alone.
+
+    torch marks the pool as broken in a forked child and renews it at its next use, without a lock:
+    a thread of gloo and the main thread that do so at once find none ("Invalid thread pool!").
+    """
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
 def cuda_capability(device: torch.device) -> tuple[int, int]:

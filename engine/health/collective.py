@@ -127,8 +127,10 @@ def node(look: Look) -> list[CheckResult]:
         import torch
 
         import engine.comm.scratch  # noqa: F401 - before the fork, so that ranks start at once
+        from engine.device import mend_forks
     except ImportError:
         raise MissingError("torch is not installed", remedy="run `pip install torch`") from None
+    mend_forks()
     gpus = torch.cuda.device_count()
     world = gpus if gpus > 1 else min(_NODE_RANKS, max(2, look.probe.cpus()))
     rows = run_ranks(world, _NODE_BYTES, backend="nccl" if gpus > 1 else "gloo")

@@ -20,7 +20,7 @@ from engine import log
 from engine.comm.collectives import barrier
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
-from engine.device import Device, open_device
+from engine.device import Device, mend_forks, open_device
 from engine.errors import LayoutError
 from engine.events.writer import EventWriter
 from engine.spec.load import load_recipe
@@ -41,6 +41,7 @@ def warm_up() -> None:
     a = torch.ones(8, 8, requires_grad=True)
     torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None]).sum().backward()
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)], fused=True)
+    mend_forks()
     gc.freeze()  # shared pages stay shared: the collector does not touch them in children
 
 
