@@ -13,7 +13,7 @@ from bench.plain_lamb import PlainLamb
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.save import save_checkpoint
-from engine.comm.collectives import Group, barrier, gather_bytes
+from engine.comm.collectives import barrier, gather_bytes
 from engine.comm.mesh import Mesh, build_mesh
 from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import DTYPES, CpuDevice
@@ -180,17 +180,11 @@ class Ranks:
             self._meshes[key] = made
             # torch names a group by its ranks and the number of groups its members have: keep
             # that number the same on all ranks, or the groups of the next mesh never meet
-            for _ in range(12 - len({id(g.handle) for g in groups_of(made) if g.size > 1})):
+            for _ in range(12 - len(made.groups())):
                 dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
         mesh = self._meshes[key]._replace(layout=layout)
         events = EventWriter(None, self.rank)
         return Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
-
-
-def groups_of(mesh: Mesh) -> list[Group]:
-    """All groups of a rank but the world's."""
-    levels = [pair for pair in (mesh.gather_levels, mesh.reduce_levels) if pair is not None]
-    return [g for g in mesh[3:] if isinstance(g, Group)] + [g for pair in levels for g in pair]
 
 
 def run_steps(trainer: Trainer, first: int, stop: int) -> list[tuple[float, float]]:

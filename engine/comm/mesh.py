@@ -47,6 +47,16 @@ class Mesh(NamedTuple):
     reduce_levels: Levels | None = None
     """Where data-parallel traffic goes in two steps, so that a node's link carries less of it."""
 
+    def groups(self) -> list[Group]:
+        """All groups but the world's that communicate, each once."""
+        levels = [pair for pair in (self.gather_levels, self.reduce_levels) if pair is not None]
+        named = (
+            self.tp, self.pp_forward, self.pp_backward, self.pp_forward_wrap,
+            self.pp_backward_wrap, self.dp_gather, self.dp_reduce, self.tied,
+        )  # fmt: skip
+        all_ = [*named, *(group for pair in levels for group in pair)]
+        return list({id(group): group for group in all_ if group.size > 1}.values())
+
 
 def build_mesh(
     layout: ParallelLayout,
@@ -121,10 +131,10 @@ def two_levels(
         return None
     sizes = set()
     for first in range(layout.world_size):
-        members = layout.group("dp", first)
-        if members[0] == first:
-            nodes = Counter(member // ranks_per_node for member in members)
-            sizes |= {(count, len(nodes)) for count in nodes.values()}
+        if layout.coord(first).dp:
+            continue  # its group was counted at its first member
+        nodes = Counter(member // ranks_per_node for member in layout.group("dp", first))
+        sizes |= {(count, len(nodes)) for count in nodes.values()}
     if len(sizes) != 1:
         return None
     each, nodes_of_group = sizes.pop()

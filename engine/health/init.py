@@ -118,7 +118,7 @@ def _rank(rank: int, world: int, pipe: Connection, place: dict[str, Any]) -> Non
         met = time.perf_counter()
         mesh = build_mesh(layout_of(world), rank, backend="gloo", timeout_s=_TIMEOUT_S)
         made = time.perf_counter()
-        for group in (mesh.tp, mesh.pp_forward, mesh.pp_backward, mesh.dp_gather, mesh.dp_reduce):
+        for group in mesh.groups():
             barrier(group)
         used = time.perf_counter()
         barrier(mesh.world)

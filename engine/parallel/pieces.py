@@ -6,8 +6,8 @@ g/k for the last GEMM. A pure function of the recipe, so that every run cuts ali
 """
 
 from engine.spec.recipe import Recipe
+from engine.spec.shape import cuts
 
-MOST = 16
 _UNKNOWN = 4
 """Without a cluster: three quarters can hide, and four latencies are paid."""
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
@@ -20,10 +20,9 @@ def pieces_of(recipe: Recipe) -> int:
         return overlap.tp_pieces
     if layout.tp == 1 or not overlap.tp or not layout.sequence_parallel:
         return 1
-    part = recipe.model.seq // layout.tp
-    counts = [k for k in range(2, MOST + 1) if part % k == 0]
+    counts = cuts(recipe.model.seq // layout.tp)
     if not counts:
-        return 1
+        return 1  # the recipe's check refuses this where it was meant to overlap
     cost = _costs(recipe)
     if cost is None:
         return min(counts, key=lambda k: abs(k - _UNKNOWN))

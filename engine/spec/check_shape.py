@@ -5,7 +5,7 @@ from math import gcd
 
 from engine.spec.keys import Keys, closest, divisors, problem
 from engine.spec.problem import Problem
-from engine.spec.shape import RUNS_AHEAD, legal, resolve_kind
+from engine.spec.shape import MOST_PIECES, RUNS_AHEAD, cuts, legal, resolve_kind
 
 _MOST_MICROBATCHES = 1 << 20
 _LIMITS = {
@@ -243,6 +243,15 @@ def overlap(keys: Keys) -> Iterator[Problem]:
             remedy="set overlap.tp_pieces to 0 (auto) or to 2 or more, or overlap.tp to false",
         )
     part = keys.recipe.model.seq // layout.tp
+    if wish.tp and wish.tp_pieces == 0 and cuts(part) == ():
+        yield problem(
+            "overlap.tp",
+            "model.seq",
+            "layout.tp",
+            what=f"overlap.tp = true hides nothing: the {part} tokens of a rank (model.seq / "
+            f"layout.tp) do not fall into 2 to {MOST_PIECES} equal pieces",
+            remedy="change model.seq, set overlap.tp_pieces yourself, or overlap.tp to false",
+        )
     if wish.tp_pieces > 1 and part % wish.tp_pieces:
         yield problem(
             "overlap.tp_pieces",

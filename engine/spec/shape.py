@@ -46,3 +46,12 @@ def legal(
     if not group and microbatches % max(1, microbatches // pp):
         return f"{microbatches} micro-batches do not fall into equal rounds of at least pp = {pp}"
     return None
+
+
+MOST_PIECES = 16
+"""Of a tensor-parallel GEMM that is cut by itself; each costs the latency of a transfer."""
+
+
+def cuts(tokens: int) -> tuple[int, ...]:
+    """Numbers of equal pieces, 2 to MOST_PIECES, that a rank's tokens fall into."""
+    return tuple(k for k in range(2, MOST_PIECES + 1) if tokens % k == 0)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.parallel.pieces import MOST, pieces_of, pipelined_s
+from engine.parallel.pieces import pieces_of, pipelined_s
 from engine.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from engine.spec.shape import MOST_PIECES
 from tests.engine.spec.samples import changed
 
 
@@ -35,7 +36,7 @@ def with_cluster(latency_s: float):
 
 def test_auto_weighs_latency_against_hiding():
     assert pieces_of(with_cluster(1.0)) == 2  # a second each: as few as there may be
-    assert pieces_of(with_cluster(0.0)) == MOST  # free: as many as there may be
+    assert pieces_of(with_cluster(0.0)) == MOST_PIECES  # free: as many as there may be
 
 
 def test_what_a_recipe_gets():

@@ -34,6 +34,7 @@ from tests.engine.spec.samples import changed
       "to 0 (auto)"),
      ({"overlap": {"tp": True}, "layout": {"sequence_parallel": False}},
       "hides nothing: without sequence parallelism", "layout.sequence_parallel to true"),
+     ({"overlap": {"tp": True}, "model": {"seq": 34}}, "into 2 to 16 equal pieces", "model.seq"),
      ({"overlap": {"tp_pieces": 5}}, "does not divide the 32 tokens of a rank", "to 2 or 4 or 8"),
      ({"schedule": {"group": 3}}, "do not fall into rounds of schedule.group = 3", "to 0"),
      ({"schedule": {"kind": "breadth-first", "run_ahead": 2}}, "is fixed, but", "run_ahead to 0"),
