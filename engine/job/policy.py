@@ -69,6 +69,9 @@ def _end(incident: Incident, history: Sequence[Incident], job: JobSpec) -> str:
         return f"job.restarts = {job.restarts} are used up"
     if incident.kind == "numbers" and job.bad_numbers == "stop":
         return "job.bad_numbers = stop"
+    row = _bad_in_a_row(incident, history)
+    if row >= job.repeats:
+        return f"numbers were bad at {row} steps in a row, which is no fault of one batch"
     alike = _alike(incident, history)
     if alike >= job.repeats:
         return f"the same fault came {alike + 1} times at step {incident.step}"
@@ -84,6 +87,15 @@ def _alike(incident: Incident, history: Sequence[Incident]) -> int:
         if earlier.signature != incident.signature or earlier.step != incident.step:
             break
         count += 1
+    return count
+
+
+def _bad_in_a_row(incident: Incident, history: Sequence[Incident]) -> int:
+    """Neighbouring steps with bad numbers, this one the last: leaving them out would not end."""
+    steps = {earlier.step for earlier in history if earlier.kind == "numbers"}
+    count, step = int(incident.kind == "numbers"), incident.step - 1
+    while count and step in steps:
+        count, step = count + 1, step - 1
     return count
 
 

@@ -49,6 +49,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.engine, self.events = recipe, engine, events
         self._skip = frozenset(skip)
+        self._bad_in_a_row = 0
         self.before_update: Callable[[], None] = lambda: None
         """Called when the step has computed all and changed nothing yet."""
         self.tokens_per_step = recipe.batch.global_batch * recipe.model.seq
@@ -57,9 +58,10 @@ class Trainer:
     def step(self, step: int, batches: Batches, *, stop: bool = False) -> StepResult:
         """Optimizer update number `step`; `stop` asks all ranks to end after it.
 
-        Raises BadNumbers if loss or gradient norm is not finite, unless the step is to be left out.
+        Raises BadNumbers if loss or gradient norm is not finite, unless the step is to be left out;
+        job.repeats bad steps in a row are no fault of the data and always raise.
         """
-        engine, events = self.engine, self.events
+        engine, events, job = self.engine, self.events, self.recipe.job
         events.step = step
         start = time.perf_counter()
         with events.span("step"):
@@ -76,7 +78,9 @@ class Trainer:
                 factor = clip_factor(norm, self.recipe.optimizer.clip_norm)
             mean = total / self.tokens_per_step
             is_bad = not (math.isfinite(mean) and math.isfinite(norm))
-            skips = step in self._skip or (is_bad and self.recipe.job.bad_numbers == "skip")
+            self._bad_in_a_row = self._bad_in_a_row + 1 if is_bad else 0
+            leaves_out = self._bad_in_a_row < job.repeats and job.bad_numbers == "skip"
+            skips = step in self._skip or (is_bad and leaves_out)
             if is_bad and not skips:
                 raise BadNumbers(step, self.recipe.batch.global_batch, mean, norm)
             lr = learning_rate(self.recipe.optimizer, step, total=self.recipe.train.steps)

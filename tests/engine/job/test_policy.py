@@ -86,6 +86,14 @@ def test_bad_numbers_are_tried_again_then_left_out_unless_they_shall_stop():
     assert decide(once, (), fleet(), JobSpec(bad_numbers="stop")).kind == "stop"
 
 
+def test_bad_numbers_at_every_step_end_the_run_instead_of_leaving_all_out():
+    twice = tuple(incident("numbers", step=step) for step in (7, 7, 8, 8))
+    end = decide(incident("numbers", step=9), twice, fleet(), JOB)
+    assert (end.kind, "3 steps in a row" in end.why) == ("stop", True)
+    assert decide(incident("numbers", step=11), twice, fleet(), JOB).kind == "restart"
+    assert decide(incident("crash", step=9), twice, fleet(), JOB).kind == "restart"
+
+
 def test_a_fault_that_comes_again_with_nobody_named_is_bisected_once_then_ends_the_run():
     same = incident()
     assert decide(same, (same,), fleet(), JOB).kind == "restart"
