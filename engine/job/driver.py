@@ -270,6 +270,7 @@ class Driver:
             for node, mine in blocks:
                 self.tell(node, "start", task=task, ranks=mine,
                           listen=meet if 0 in mine and not task.store_url else None)  # fmt: skip
+        self._views.write(self.view())  # who carries which ranks, before their first step
 
     def _again(self) -> str:
         """What a restart continues from: the newest, unless a certain step was wished for."""
