@@ -209,9 +209,12 @@ def train(rank: int, meet: Rendezvous, args: dict[str, Any]) -> list[tuple[float
 def train_all(
     rank: int, meet: Rendezvous, cases: list[dict[str, Any]]
 ) -> list[list[tuple[float, float]]]:
-    """Several cases of one number of ranks, one after the other in one world."""
+    """Several cases of one number of ranks, one after the other in one world.
+
+    A case may ask for its first `steps` only.
+    """
     ranks = Ranks(rank, meet, recipe_of(cases[0]).layout.world_size)
-    results = [run_steps(ranks.trainer(args), 0, STEPS) for args in cases]
+    results = [run_steps(ranks.trainer(args), 0, args.get("steps", STEPS)) for args in cases]
     end_world()
     return results
 

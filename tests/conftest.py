@@ -1,5 +1,6 @@
 """Fixtures for all tests: the command line in this process, golden files, skipped GPU tests."""
 
+import gc
 import logging
 import os
 import shutil
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported and collected stays: no garbage collection need look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -73,13 +73,14 @@ def smoke(python: str, wheel: Path, *, full: bool) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="msctl-package-") as place:
         home = Path(place)
         subprocess.run([python, "-m", "venv", str(home / "venv")], check=True)
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         pip = [str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet",
                "--disable-pip-version-check"]  # fmt: skip
         if full:
-            subprocess.run([*pip, str(wheel)], check=True)
+            subprocess.run([*pip, str(wheel)], check=True, env=own)
         else:
-            subprocess.run([*pip, *SMALL], check=True)
-            subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+            subprocess.run([*pip, *SMALL], check=True, env=own)
+            subprocess.run([*pip, "--no-deps", str(wheel)], check=True, env=own)
         return [text for line, code in COMMANDS if (text := _try(home, line, code))]
 
 

@@ -1,8 +1,9 @@
 """A private Redis for one job: found, started, watched, and gone with its owner.
 
 The server listens on a unix socket in a private folder, and on a TCP port only if other nodes must
-reach it; it always wants a password. It dies with the process that started it. Its log of changes
-(`durable`) lets a killed server come back with all it ever answered; the folder goes away at the end.
+reach it; it always wants a password. It dies with the process that started it. With its log of
+changes (`durable`) a killed server comes back with all it ever answered. The folder goes at the
+end.
 """
 
 import contextlib

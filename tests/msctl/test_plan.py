@@ -44,6 +44,7 @@ def test_explanation_budget_and_files(msctl, tmp_path):
     assert plot.read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_validation_scores_by_group_and_names_assumptions(msctl):
     ended = msctl("plan", "--validate", str(TABLE))
     assert "korthikanti\t6\t" in ended.out

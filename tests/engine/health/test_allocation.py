@@ -36,7 +36,7 @@ def test_real_agents_exchange_data_and_a_stopped_one_is_named():
             assert fleet.gather(60) == started.nodes
             victim = started._processes[1]
             os.kill(victim.pid, signal.SIGSTOP)
-            plan = Plan(only=("host.shm",), check_s=20, timeout_s=30, size_bytes=1 << 20)
+            plan = Plan(only=("host.shm",), check_s=8, timeout_s=30, size_bytes=1 << 20)
             found = check_fleet(fleet, started.nodes, plan)
             assert found.unfit == ("local-1",)
             assert [p.nodes for p in found.pairs] == [("local-0", "local-2")]

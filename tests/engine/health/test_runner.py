@@ -46,6 +46,7 @@ def die(look):
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_what_finds_no_time_left_is_skipped_and_not_blamed():
     checks = [check("x.well", well), check("x.hang", hang, "load"), check("x.late", well, "load")]
     start = time.monotonic()

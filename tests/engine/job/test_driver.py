@@ -137,11 +137,11 @@ def test_a_checkpoint_that_is_not_there_is_a_fault_of_the_input(tmp_path: Path):
 
 
 def test_a_killed_rank_is_mended_and_the_numbers_are_those_of_a_quiet_run(tmp_path: Path):
-    one = made(60, checkpoint={"every": 4}, job={"check": "none"}, monitor={"events": True})
+    one = made(40, checkpoint={"every": 4}, job={"check": "none"}, monitor={"events": True})
     whole, hurt = tmp_path / "whole", tmp_path / "hurt"
     assert drive(whole, one).restarts == 0
     result = drive(hurt, one, at=10, do=kill(hurt, "rank-00001.log", signal.SIGKILL))
-    assert (result.ended, result.steps, result.restarts) == ("done", 60, 1)
+    assert (result.ended, result.steps, result.restarts) == ("done", 40, 1)
     both = [numbers(read_metrics(folder / "metrics.jsonl")) for folder in (hurt, whole)]
     assert both[0] == both[1]
     (recovery,) = read_recoveries(hurt)
@@ -156,9 +156,9 @@ def test_a_killed_rank_is_mended_and_the_numbers_are_those_of_a_quiet_run(tmp_pa
 
 
 def test_a_nursery_that_is_gone_is_replaced(tmp_path: Path):
-    one = made(60, checkpoint={"every": 4}, job={"check": "none"})
+    one = made(30, checkpoint={"every": 4}, job={"check": "none"})
     result = drive(tmp_path, one, at=10, do=kill(tmp_path, "nursery.log", signal.SIGKILL))
-    assert (result.ended, result.steps, result.restarts) == ("done", 60, 1)
+    assert (result.ended, result.steps, result.restarts) == ("done", 30, 1)
 
 
 def test_a_taken_port_is_found_before_anything_starts(tmp_path: Path):
@@ -173,11 +173,11 @@ def test_a_taken_port_is_found_before_anything_starts(tmp_path: Path):
 
 
 def test_an_interrupted_run_saves_and_goes_on_bitwise(tmp_path: Path):
-    one = made(300, dp=1)
+    one = made(120, dp=1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     result = drive(cut, one, at=3, do=interrupt())
     assert result.ended == "interrupted"
-    assert 3 <= result.steps < 300
+    assert 3 <= result.steps < 120
     assert (cut / "ckpt" / f"step-{result.steps:08d}").is_dir()
     assert drive(cut, one).ended == "done"
     assert drive(whole, one).ended == "done"

@@ -46,8 +46,8 @@ def kill_last_node(driver: Driver) -> None:
 
 
 def test_a_spare_takes_the_place_of_a_lost_node_and_the_numbers_stay(tmp_path: Path):
-    one = made(40, checkpoint={"every": 4}, job={"nodes": 2, "spares": 1, "check": "none"})
-    whole = Driver(made(40), tmp_path / "whole", Watch()).run(steps=0, resume="auto")
+    one = made(30, checkpoint={"every": 4}, job={"nodes": 2, "spares": 1, "check": "none"})
+    whole = Driver(made(30), tmp_path / "whole", Watch()).run(steps=0, resume="auto")
     hurt = drive(tmp_path / "hurt", one, at=6, do=kill_last_node, place=LocalPlace())
     stayed, lost = hurt.nodes_of_start[0]
     (spare,) = {"node-0", "node-1", "node-2"} - {stayed, lost}
@@ -58,7 +58,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_numbers_stay(tmp_path: P
     assert (recovery.decision.evict, recovery.decision.take) == ((lost,), (spare,))
     both = [numbers(read_metrics(tmp_path / f / "metrics.jsonl")) for f in ("whole", "hurt")]
     assert both[0] == both[1]
-    assert whole.steps == 40
+    assert whole.steps == 30
     assert processes_of(tmp_path / "hurt") == {}
 
 

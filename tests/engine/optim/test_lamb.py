@@ -109,7 +109,7 @@ def test_ratios_are_one_where_there_is_nothing_to_divide():
 def test_every_layout_equals_lamb_on_whole_tensors(world: World, ranks: int, ops: str) -> None:
     shapes = [{"shape": "gpt", "block": "serial"}, {"shape": "llama", "block": "parallel"}]
     cases = [
-        {"optimizer": "lamb", "ops": ops, "layout": layout, **shape}
+        {"optimizer": "lamb", "ops": ops, "layout": layout, "steps": STEPS, **shape}
         for layout in BY_RANKS[ranks]
         for shape in shapes
     ]
@@ -117,7 +117,7 @@ def test_every_layout_equals_lamb_on_whole_tensors(world: World, ranks: int, ops
     first, *others = world.run("bench.case:train_all", ranks, cases)
     assert all(other == first for other in others), "ranks disagree"
     found = {
-        str(case): worst(reference(case), [tuple(step) for step in steps])
+        str(case): worst(reference(case)[:STEPS], [tuple(step) for step in steps])
         for case, steps in zip(cases, first, strict=True)
     }
     assert all(error < FLOAT64_TOLERANCE for error in found.values()), found

@@ -55,6 +55,7 @@ def test_a_fit_finds_the_constant_that_made_the_data():
     assert np.abs(errors(points, constants)).max() < 0.02
 
 
+@pytest.mark.slow
 def test_without_its_rows_an_unknown_stays_at_its_prior():
     points = [p for p in points_of(ROWS, fitted()) if p.case.group != "megascale"]
     away = put(fitted(), [SLOPE], [1.3 * get(fitted(), SLOPE)])

@@ -52,6 +52,7 @@ def test_a_budget_is_days_hours_and_money():
     assert spent.days * 86400 * report.candidates[0].tokens_per_s == pytest.approx(1e12)
 
 
+@pytest.mark.slow
 def test_the_paper_s_layout_is_among_the_candidates_close_to_the_best():
     report = make_plan(Request(model="175b", gpus=12288, system="megascale", top=40))
     shapes = [(c.layout.tp, c.layout.pp, c.layout.vpp, c.layout.dp) for c in report.candidates]

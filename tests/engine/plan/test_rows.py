@@ -101,6 +101,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ROWS)), st.dictionaries(
     st.sampled_from(sorted(next(iter(ROWS.values())))), st.sampled_from(CELLS), max_size=4
 ))  # fmt: skip

@@ -39,6 +39,7 @@ def test_refusals_and_considered_account_for_everything():
     assert found.considered + sum(r.count for r in found.refusals) == total
 
 
+@pytest.mark.slow
 def test_pruning_loses_nothing():
     one = job("13b", gpus=16, batch=64)
     space = Space(micro_batch=(1, 2), recompute=("none", "full"))
@@ -48,6 +49,7 @@ def test_pruning_loses_nothing():
     assert [c.layout for c in few.candidates] == [c.layout for c in all_.candidates[:5]]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(st.randoms(use_true_random=False))
 def test_permuting_candidates_changes_nothing(random):

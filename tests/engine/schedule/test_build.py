@@ -35,6 +35,7 @@ def test_the_order_is_the_one_that_torch_executes(kind):
     assert compared >= 20
 
 
+@pytest.mark.slow
 def test_the_papers_shapes_are_torchs_too():
     for pp, vpp, m in ((8, 6, 32), (35, 3, 280)):
         assert [list(s) for s in build("auto", pp, vpp, m).stages] == executed(

@@ -53,6 +53,7 @@ def test_only_the_newest_are_kept(tmp_path: Path):
     assert saved_steps(tmp_path) == [5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_stopping_after_any_step_and_going_on_is_bitwise_the_whole_run(tmp_path: Path, dropout):
     made = recipe(model={"dropout": dropout})
