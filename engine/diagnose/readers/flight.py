@@ -16,6 +16,7 @@ from engine.diagnose.readers.files import FileFault, read_limited
 from engine.diagnose.readers.unpickle import load_plain
 
 _SIZE_LIMIT = 512 << 20
+_TEXT, _SHAPES = 200, 64
 _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|gz|trace|dump))*$")
 _PEER = re.compile(r"(?:send|recv)\w* (\d+)(?:->|<-)(\d+)")
 
@@ -64,7 +65,7 @@ def read_dump(path: Path, rank: int) -> Dump:
         raise FileFault("is no flight-recorder dump: no `entries` list")
     try:
         return _dump(path, rank, value)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise FileFault(f"is no flight-recorder dump: {type(error).__name__} {error}") from None
 
 
@@ -80,12 +81,12 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
     groups = {}
     for name, config in (value.get("pg_config") or {}).items():
         if name != "":
-            groups[str(name)] = (str(config.get("desc", "")), _members(config.get("ranks")))
+            groups[_text(name)] = (_text(config.get("desc")), _members(config.get("ranks")))
     local = _local_names(entries, groups, value.get("pg_status") or {})
     enqueued: dict[str, int] = {}
     completed: dict[str, int] = {}
     for number, status in (value.get("pg_status") or {}).items():
-        name = local.get(str(number))
+        name = local.get(_text(number))
         if name is not None:
             enqueued[name] = _int(status.get("last_enqueued_collective"))
             completed[name] = _int(status.get("last_completed_collective"))
@@ -108,7 +109,7 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
 
 def _call(order: int, entry: Mapping[str, Any]) -> Call:
     point = bool(entry.get("is_p2p"))
-    name = str(entry.get("profiling_name", ""))[:200]
+    name = _text(entry.get("profiling_name"))
     peer = None
     found = _PEER.search(name)
     if found is not None:
@@ -116,12 +117,12 @@ def _call(order: int, entry: Mapping[str, Any]) -> Call:
     seq = _int(entry.get("p2p_seq_id" if point else "collective_seq_id"))
     group = entry.get("process_group") or ["?", ""]
     frames = tuple(
-        f"{f.get('filename', '')}:{f.get('line', '')} {f.get('name', '')}"
+        f"{_text(f.get('filename'))}:{_text(f.get('line'))} {_text(f.get('name'))}"
         for f in (entry.get("frames") or [])[:12]
         if isinstance(f, dict)
     )
-    sizes = str(entry.get("input_sizes", ""))[:200]
-    return Call(order, str(group[0]), seq, name, point, peer, sizes, frames)
+    sizes = _sizes(entry.get("input_sizes"))
+    return Call(order, _text(group[0]), seq, name, point, peer, sizes, frames)
 
 
 def _is_finished(entry: Mapping[str, Any]) -> bool:
@@ -130,7 +131,25 @@ def _is_finished(entry: Mapping[str, Any]) -> bool:
 
 def _description(entry: Mapping[str, Any]) -> str:
     group = entry.get("process_group") or []
-    return str(group[1]) if len(group) > 1 else ""
+    return _text(group[1]) if len(group) > 1 else ""
+
+
+def _text(value: Any) -> str:
+    """A name or a number as text; nothing of what a dump may nest instead of it."""
+    if isinstance(value, str):
+        return value[:_TEXT]
+    return str(value) if isinstance(value, (int, float)) else ""
+
+
+def _sizes(value: Any) -> str:
+    """Shapes of a call's tensors, `[[64, 64], [8]]`, as far as a line needs them."""
+    if not isinstance(value, (list, tuple)):
+        return _text(value)
+    shapes = (
+        ", ".join(map(_text, shape[:_SHAPES])) if isinstance(shape, (list, tuple)) else "?"
+        for shape in value[:_SHAPES]
+    )
+    return "[" + ", ".join(f"[{shape}]" for shape in shapes)[:_TEXT] + "]"
 
 
 def _members(value: Any) -> tuple[int, ...]:
@@ -152,9 +171,11 @@ def _local_names(
     Entries carry both. Where a rank recorded nothing, both lists are in the order in which the
     groups were made, so they are laid side by side.
     """
-    seen = {str(e["pg_id"]): str(e["process_group"][0]) for e in entries if e.get("process_group")}
+    seen = {
+        _text(e["pg_id"]): _text(e["process_group"][0]) for e in entries if e.get("process_group")
+    }
     names = [n for n in groups if n.isdigit()]
-    numbers = [n for n in map(str, status) if n.isdigit()]
+    numbers = [n for n in map(_text, status) if n.isdigit()]
     if len(names) == len(groups) == len(numbers):
         aligned = dict(zip(sorted(numbers, key=int), sorted(names, key=int), strict=True))
         if all(aligned.get(number) == name for number, name in seen.items()):

@@ -2,12 +2,14 @@
 
 A flight-recorder dump is a pickle that somebody else wrote. Any instruction that would import a
 name, call something or set state is refused before it runs; so are dumps that would grow
-without bound.
+without bound. The check runs over instructions as a regular expression does: a whole fleet's dumps
+are gigabytes.
 """
 
 import io
 import pickle
 import pickletools
+import re
 from typing import Any
 
 from engine.diagnose.readers.files import FileFault
@@ -25,6 +27,20 @@ _ALLOWED = frozenset({
 
 OPCODES = 50_000_000
 
+_RUN = re.compile(
+    rb"(?:[(012Naeltdsu\]})\x85-\x89\x8f-\x91\x94]|[\x80Khq].|M..|[Jj].{4}|[G\x95].{8}"
+    rb"|r..[\x00-\x0f]\x00)+",
+    re.DOTALL,
+)
+"""Allowed instructions of a fixed length but STOP; LONG_BINPUT as far as a million, 16 MiB."""
+_SIZED = {
+    op: width
+    for ops, width in ((b"\x8a\x8cUC", 1), (b"\x8bXTB", 4), (b"\x8d\x8e\x96", 8))
+    for op in ops
+}
+"""Allowed instructions that begin with their size: opcode -> bytes of the size."""
+_STOP, _LONG_BINPUT = b".r"
+
 
 class _Plain(pickle.Unpickler):
     """Second lock behind the opcode check."""
@@ -38,20 +54,54 @@ class _Plain(pickle.Unpickler):
 
 def load_plain(data: bytes) -> Any:
     """The value of a pickle of plain containers; FileFault says what it asked for instead."""
-    try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if opcode.name not in _ALLOWED:
-                what = f" ({argument})" if isinstance(argument, str) else ""
-                raise FileFault(f"holds the instruction {opcode.name}{what[:120]}: refused")
-            if count > OPCODES:
-                raise FileFault(f"holds more than {OPCODES} instructions: refused")
-    except ValueError as error:
-        raise FileFault(f"is no complete pickle: {error}") from None
-    except (IndexError, OverflowError, UnicodeDecodeError, MemoryError) as error:
-        raise FileFault(f"is damaged: {error}") from None
+    if not _is_plain(data):
+        _refuse(data)
     try:
         return _Plain(io.BytesIO(data)).load()
     except FileFault:
         raise
     except Exception as error:  # a pickle can fail in any way; none of them is ours
         raise FileFault(f"is damaged: {type(error).__name__}: {error}") from None
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether all instructions up to STOP are allowed binary ones; if not, look closer."""
+    at, end = 0, len(data)
+    if end > OPCODES:  # no more instructions than bytes
+        return False
+    while at < end:
+        run = _RUN.match(data, at)
+        if run is not None:
+            at = run.end()
+            if at >= end:
+                return False
+        op = data[at]
+        width = _SIZED.get(op)
+        if width is not None:
+            at += 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        elif op == _LONG_BINPUT:
+            if int.from_bytes(data[at + 1 : at + 5], "little") > at:
+                return False
+            at += 5
+        else:
+            return op == _STOP
+    return False
+
+
+def _refuse(data: bytes) -> None:
+    """Raise FileFault for the first instruction that is not allowed; return if there is none."""
+    try:
+        argument: Any
+        for count, (opcode, argument, at) in enumerate(pickletools.genops(data)):
+            if opcode.name not in _ALLOWED:
+                what = f" ({argument})" if isinstance(argument, str) else ""
+                raise FileFault(f"holds the instruction {opcode.name}{what[:120]}: refused")
+            # a place in the memo makes the reader set aside all places before it
+            if opcode.name in ("PUT", "LONG_BINPUT") and not 0 <= argument <= at:
+                raise FileFault(f"asks for room for {argument} values: refused")
+            if count > OPCODES:
+                raise FileFault(f"holds more than {OPCODES} instructions: refused")
+    except ValueError as error:
+        raise FileFault(f"is no complete pickle: {error}") from None
+    except (IndexError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+        raise FileFault(f"is damaged: {error}") from None

@@ -10,7 +10,7 @@ import pytest
 from engine.diagnose.finding import Report
 from engine.diagnose.foreign import Inputs, diagnose_foreign, inputs_of
 from engine.diagnose.logs.scan import Scanner
-from engine.diagnose.readers import files
+from engine.diagnose.readers import files, flight
 from engine.diagnose.readers.files import FileFault
 from engine.diagnose.readers.unpickle import load_plain
 from engine.errors import TraceError
@@ -90,6 +90,16 @@ def test_no_code_runs_from_a_dump(tmp_path, monkeypatch):
 def test_every_pickle_protocol_of_plain_containers_is_read(protocol):
     value = {"a": [1, 2.5, None, True, "x" * 300, (1, 2, 3, 4)], "b": {"c": -(2**70)}}
     assert load_plain(pickle.dumps(value, protocol)) == value
+
+
+def test_a_dump_whose_lists_hold_each_other_many_times_is_read_in_no_time():
+    """Forty lists of two: a trillion leaves for whoever prints them."""
+    value: list = []
+    for _ in range(40):
+        value = [value, value]
+    entry = {"profiling_name": value, "input_sizes": value, "process_group": [value, value]}
+    call = flight._call(0, entry | {"frames": [{"filename": value}]})
+    assert len(str(call)) < 2000
 
 
 @pytest.mark.parametrize("value", [os.system, Malicious(), slice(1), Path("x"), range(3), {1, 2j}])
