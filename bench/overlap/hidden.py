@@ -7,9 +7,10 @@ engine runs its real step: program, flat buffers, reductions, optimizer. Only th
 is replaced, by a wait as long as a device would work (`--real`: by matrix products as long): this
 measures the engine's order of things and not the machine's two cores.
 
-    alone    the step without transfers, by the simulator
+    alone    the step without transfers, by the simulator. With data parallelism it begins with
+             loading data, as long as a chunk's gather: the first gather hides behind that
     wire     bytes of a rank over its link
-    hidden   1 - (step - alone) / min(wire, compute)
+    hidden   1 - (step - alone) / wire; a device computes --ratio times as long as its wire is busy
     said     the simulator's step, transfers of a rank sharing one link
 
 Tensor parallelism is measured on its own GEMM (`Chunker`), against theory 1 - 1 / pieces. Prints a
@@ -114,18 +115,22 @@ def recipe_of(layout: ParallelLayout, *, kind: str, group: int, m: int, overlap:
 class Case:
     """One layout on the ranks of this world."""
 
-    def __init__(self, rank: int, mesh: Mesh, recipe: Recipe, work: Work, rate: float) -> None:
+    def __init__(
+        self, rank: int, mesh: Mesh, recipe: Recipe, work: Work, rate: float, ratio: float
+    ) -> None:
         self.recipe, self.rate, self.rank = recipe, rate, rank
         self.program: Schedule = step_program(recipe)
         events = EventWriter(None, rank)
         engine = build_engine(recipe, mesh._replace(layout=recipe.layout), CpuDevice(), events)
         self.trainer = Trainer(recipe, engine, events)
         self.message_bytes = 4 * 128 * 4 * 64
-        self.chunk_bytes = max(unit.shard.flat.padded for unit in engine.units.values()) * 4
+        self.chunk_bytes = {n: unit.shard.flat.padded * 4 for n, unit in engine.units.items()}
         chunks, m = self.program.chunks, self.program.microbatches
         per_rank = chunks // recipe.layout.pp * m
         self.wire_s = max(self._wire_s(stage) for stage in range(recipe.layout.pp))
-        self.forward_s = self.wire_s / (3 * per_rank)  # as much compute as wire
+        self.forward_s = ratio * self.wire_s / (3 * per_rank)
+        is_gathered = recipe.layout.dp > 1
+        self.load_s = self.duration_s(Action(Kind.UNSHARD, 0)) if is_gathered else 0.0
         for number in engine.stage.chunks:
             shape = engine.stage.stream_shape
             engine.stage.chunks[number] = TimedChunk(
@@ -144,17 +149,19 @@ class Case:
             return self.message_bytes / self.rate
         if action.kind in (Kind.UNSHARD, Kind.REDUCE_GRAD):
             dp = self.recipe.layout.dp
-            return self.chunk_bytes * (dp - 1) / dp / self.rate
+            return self.chunk_bytes[action.chunk] * (dp - 1) / dp / self.rate
         return self.forward_s * {Kind.FORWARD: 1, Kind.BACKWARD: 2}.get(action.kind, 1)
 
     def said_s(self, *, transfers: bool) -> float:
         """The simulator's step; without transfers they take no time."""
+        first = next((a for a in self.program.stages[0] if a.kind is Kind.UNSHARD), None)
 
         def duration_s(action: Action) -> float:
             is_wire = action.kind in LANES
-            return 0.0 if is_wire and not transfers else self.duration_s(action)
+            free = action == first or not transfers
+            return 0.0 if is_wire and free else self.duration_s(action)
 
-        return simulate(self.program, duration_s, lanes=ONE_LINK).makespan_s
+        return self.load_s + simulate(self.program, duration_s, lanes=ONE_LINK).makespan_s
 
     def measured_s(self) -> float:
         """Median step."""
@@ -163,16 +170,21 @@ class Case:
         micro = MicroBatch(tokens, tokens, torch.zeros(batch.micro_batch, dtype=torch.int64), 0)
         count = batch.microbatches(self.recipe.layout)
         times = []
+
+        def load(step: int) -> list[MicroBatch]:
+            time.sleep(self.load_s)
+            return [micro] * count
+
         for step in range(WARMUP + STEPS):
             barrier(self.trainer.engine.mesh.world)
-            times.append(self.trainer.step(step, lambda step: [micro] * count).step_s)
+            times.append(self.trainer.step(step, load).step_s)
         return statistics.median(times[WARMUP:])
 
 
 _RECVS = (Kind.RECV_F, Kind.RECV_B)
 
 
-def whole_steps(rank: int, world: int, work: Work, rate: float) -> bool:
+def whole_steps(rank: int, work: Work, rate: float, ratio: float) -> bool:
     """Data and pipeline parallel steps; True if all bars are met."""
     cases = [
         ("dp 2, 8 chunks", ParallelLayout(dp=2, vpp=8), "breadth-first", 0, 4, 1 - 1 / 16 - 0.05),
@@ -191,7 +203,7 @@ def whole_steps(rank: int, world: int, work: Work, rate: float) -> bool:
         rows = {}
         for overlap in (True, False):
             recipe = recipe_of(layout, kind=kind, group=group, m=m, overlap=overlap)
-            case = Case(rank, meshes[key], recipe, work, rate)
+            case = Case(rank, meshes[key], recipe, work, rate, ratio)
             rows[overlap] = (case, case.measured_s())
         (case, on_s), (_, off_s) = rows[True], rows[False]
         alone_s, said_s = case.said_s(transfers=False), case.said_s(transfers=True)
@@ -223,7 +235,7 @@ class _Products:
         return x.new_zeros((*x.shape[:-1], weight_t.shape[1]))
 
 
-def tensor_parallel(rank: int, world: int, work: Work, rate: float) -> bool:
+def tensor_parallel(rank: int, world: int, work: Work) -> bool:
     """GEMMs in pieces, column (gather first) and row (scatter after); True if the bars are met."""
     group = build_mesh(ParallelLayout(tp=world), rank, backend="gloo", timeout_s=120).tp
     s, b, h = 1024, 2, 512
@@ -277,6 +289,7 @@ def _alone_s(op: str, group: Group, part: Tensor, whole: Tensor) -> float:
 def main() -> int:
     ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ap.add_argument("--rate", type=float, default=100.0, help="Mbit/s of a link, as given to RATE")
+    ap.add_argument("--ratio", type=float, default=2.0, help="compute over wire of whole steps")
     ap.add_argument("--real", action="store_true", help="compute instead of waiting")
     a = ap.parse_args()
     torch.set_num_threads(1)
@@ -285,8 +298,8 @@ def main() -> int:
     start_world(rank, world, meet, backend="gloo", timeout_s=120)
     work: Work = Burner() if a.real else sleep
     rate = a.rate * 1e6 / 8 * 0.955  # what is left of a link under TCP and Ethernet headers
-    good = whole_steps(rank, world, work, rate)
-    good = tensor_parallel(rank, world, work, rate) and good
+    good = whole_steps(rank, work, rate, a.ratio)
+    good = tensor_parallel(rank, world, work) and good
     end_world()
     return 0 if good else 1
 
