@@ -91,11 +91,15 @@ _HIDEABLE = {
 }
 
 
+_MOST_ACTIONS = 1 << 20
+"""Micro-batches times chunks: a file that names more is not simulated."""
+
+
 def model_of(spans: Spans, record: Record) -> Model | None:
     """The schedule of a run with its stage medians, simulated without transfers."""
     chunks = 1 + max((chunk for _, chunk in spans.actions), default=-1)
     pp = spans.layout.pp
-    if chunks < pp or chunks % pp:
+    if chunks < pp or chunks % pp or chunks * spans.microbatches > _MOST_ACTIONS:
         return None
     spec = record.recipe.schedule if record.recipe is not None else ScheduleSpec()
     try:

@@ -18,7 +18,8 @@ def write_html(report: Report, path: Path, spans: Spans | None = None) -> int:
     """Write the page; returns its size in bytes."""
     page = resources.files("engine.diagnose").joinpath("page.html").read_text(encoding="utf-8")
     picture = picture_of(report, spans).values
-    text = page.replace("{{report}}", _embedded(report)).replace("{{picture}}", _embedded(picture))
+    # the report last: a log line in it may hold any text, also that of a place in the page
+    text = page.replace("{{picture}}", _embedded(picture)).replace("{{report}}", _embedded(report))
     data = text.encode()
     path.write_bytes(data)
     return len(data)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,17 +37,27 @@ _NESTED = frozenset({"host", "compute", "tp"})
 """Streams of the calling thread: their spans nest; other lanes run beside it."""
 
 
+_Whole = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""What fits into an array; JSON itself has no limit."""
+
+
 class Line(msgspec.Struct, gc=False):
     """The fields of an event that the reduction needs; others are skipped unread."""
 
     kind: str
     name: str
-    t_ns: int
-    rank: int = -1
-    step: int = -1
+    t_ns: _Whole
+    rank: _Whole = -1
+    step: _Whole = -1
     stream: str = "host"
-    dur_ns: int = 0
+    dur_ns: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     attrs: dict[str, Attr] = {}
+
+
+def whole(value: Attr) -> int:
+    """A whole number out of an event's attributes, 0 where it is none."""
+    number = int(value) if isinstance(value, int | float) else 0
+    return number if abs(number) <= 1 << 62 else 0
 
 
 class Tail(NamedTuple):
@@ -281,10 +291,10 @@ def _reduce(
         if name == "step":
             steps[step] = span.dur_ns
         elif name in _ACTIONS:
-            action = (name, int(span.attrs.get("chunk") or 0))
+            action = (name, whole(span.attrs.get("chunk")))
             total, count = actions.get(action, (0, 0))
             actions[action] = (total + own, count + 1)
-            number = int(span.attrs.get("microbatch") or 0)
+            number = whole(span.attrs.get("microbatch"))
             if number >= microbatches:
                 microbatches = number + 1
     return cells, steps, actions, microbatches
@@ -325,12 +335,12 @@ def _tail(
         elif line.name == "end":
             ended = True
         elif line.name == "dropped":
-            dropped = int(line.attrs.get("value") or 0)
+            dropped = whole(line.attrs.get("value"))
     late = lines[-256:]
     newest = max((line.t_ns + line.dur_ns for line in late), default=0)
     opened = [o for o in last_open if o.t_ns + o.dur_ns >= newest - 2_000_000_000]
     closed = next((line.name for line in reversed(lines) if line.kind == "span"), "")
-    offset = int(clock.attrs.get("wall_ns") or 0) - clock.t_ns if clock is not None else 0
+    offset = whole(clock.attrs.get("wall_ns")) - clock.t_ns if clock is not None else 0
     return Tail(
         rank, layout.coord(rank), ended, error, error_line,
         max((line.step for line in late), default=-1), closed, newest + offset,

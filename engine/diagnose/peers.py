@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from engine.spec.layout import ParallelLayout
 
 
+_IDLE = np.float32(1e-9)
+"""Seconds of work below which a group's usual time says nothing."""
+
+
 class Places(NamedTuple):
     """Stage and replica of every row of an array."""
 
@@ -32,7 +36,7 @@ def expected(own: NDArray[np.float32], at: Places) -> NDArray[np.float32]:
     says nothing about its members: a replica of one or two ranks is not taken out.
     """
     by_stage = _group_medians(own, at.stage)[at.stage]
-    by_stage = np.asarray(np.maximum(by_stage, np.float32(1e-9)), np.float32)
+    by_stage = np.asarray(np.maximum(by_stage, _IDLE), np.float32)
     ratio = own / by_stage
     counts = np.bincount(at.replica)
     by_replica = _group_medians(ratio, at.replica)
@@ -45,10 +49,10 @@ def expected(own: NDArray[np.float32], at: Places) -> NDArray[np.float32]:
 def excess(own: NDArray[np.float32], at: Places) -> NDArray[np.float32]:
     """Own work over that of peers, minus one, [ranks, steps]; 0.1 is ten per cent slower.
 
-    Ranks whose stage has no second member have nobody to be compared with and get zeros.
+    Ranks whose stage has no second member, or whose peers do nothing, get zeros.
     """
     usual = expected(own, at)
-    result = np.divide(own, usual, out=np.ones_like(own), where=usual > 0) - 1
+    result = np.divide(own, usual, out=np.ones_like(own), where=usual > _IDLE) - 1
     alone = np.bincount(at.stage)[at.stage] < 2
     result[alone] = 0.0
     return np.asarray(np.nan_to_num(result, nan=0.0, posinf=0.0, neginf=0.0), np.float32)

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from engine.diagnose.align import align
-from engine.diagnose.load import Line, decode_lines
+from engine.diagnose.load import Line, decode_lines, whole
 from engine.diagnose.perfetto import PerfettoWriter
 from engine.errors import TraceError
 from engine.events.reader import event_files
@@ -105,7 +105,7 @@ def _read(
     for rank, path in files.items():
         found, _ = decode_lines(path)
         clock = next((line for line in found[:16] if line.name == "clock"), None)
-        wall[rank] = int(clock.attrs.get("wall_ns") or 0) - clock.t_ns if clock else 0
+        wall[rank] = whole(clock.attrs.get("wall_ns")) - clock.t_ns if clock else 0
         lines[rank] = [
             line for line in found
             if line.kind in ("span", "open") and steps[0] <= line.step <= steps[1]
@@ -262,4 +262,4 @@ def _arrows(lines: dict[int, list[Line]], layout: ParallelLayout) -> Iterator[Ar
 
 
 def _piece(line: Line) -> tuple[int, int]:
-    return int(line.attrs.get("chunk") or 0), int(line.attrs.get("microbatch") or 0)
+    return whole(line.attrs.get("chunk")), whole(line.attrs.get("microbatch"))

@@ -48,8 +48,7 @@ def find_jumps(lines: list[tuple[int, str]]) -> Jump | None:
     share = float(slow.mean())
     if not 0.1 <= share <= 0.75 or slow.sum() < 2:
         return None
-    quick = np.flatnonzero(~slow)
-    at = int(quick[0]) if len(quick) else 0
+    at = int(np.flatnonzero(slow)[0])
     data_share = np.array(waits[1:])[slow].sum() / max(values[slow].sum(), 1e-9)
     factor = float(np.median(values[slow])) / max(low, 1e-9)
     return Jump(numbers[at + 1], factor, share, bool(data_share > 0.5))

@@ -9,6 +9,7 @@ from engine.diagnose.categories import next_step
 from engine.diagnose.finding import Evidence, Finding
 from engine.diagnose.logs.claims import Claim, Source
 from engine.diagnose.logs.places import is_progress, rank_in
+from engine.diagnose.logs.scan import FileScan
 from engine.diagnose.logs.series import find_jumps
 from engine.diagnose.logs.watchdog import Crowd, Stall, crowd
 
@@ -79,8 +80,7 @@ def _busy(together: Crowd, sources: list[Source], stalls: list[Stall]) -> list[F
     if len(together.silent) != 1 or len(sources) > 4 or not stalls:
         return []
     for source in sources:
-        text = source.scan.head + source.scan.tail
-        for number, line in enumerate(text.split("\n"), 1):
+        for number, line in [*_first_lines(source.scan), *_last_lines(source.scan)]:
             if _BUSY.search(line) and rank_in(line) in (None, *together.silent):
                 rank = together.silent[0]
                 return [
@@ -182,12 +182,20 @@ def _claim_lines(claim: Claim | None) -> tuple[Evidence, ...]:
     return (Evidence(file=claim.file, line=claim.line, rank=claim.rank, text=text),)
 
 
+def _first_lines(scan: FileScan) -> list[tuple[int, str]]:
+    return list(enumerate(scan.head.split("\n"), 1))
+
+
+def _last_lines(scan: FileScan) -> list[tuple[int, str]]:
+    """The end of a file with the numbers of its lines; the first of them may be cut."""
+    lines = scan.tail.removesuffix("\n").split("\n")
+    return list(enumerate(lines, scan.lines - len(lines) + 1))
+
+
 def _paces(sources: list[Source]) -> list[Finding]:
     """Step times that jump, read from the last lines of the first files."""
     for source in sources[:4]:
-        text = source.scan.head if source.scan.size <= 4096 else source.scan.tail
-        first = 1 if source.scan.size <= 4096 else source.scan.lines - text.count("\n") + 1
-        rows = [(first + n, line) for n, line in enumerate(text.split("\n")) if is_progress(line)]
+        rows = [(n, line) for n, line in _last_lines(source.scan) if is_progress(line)]
         jump = find_jumps(rows)
         if jump is not None:
             shown = next(line for number, line in rows if number == jump.line)

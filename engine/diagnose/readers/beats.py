@@ -5,6 +5,7 @@ only when it has lasted; a rank whose beats stop while the others' go on is sile
 evidence.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -146,14 +147,17 @@ def _beat(line: bytes, own: int, path: Path) -> Beat | None:
     try:
         value: Any = msgspec.json.decode(line)
         time = float(_first(value, "t", "time", "ts", "timestamp", default="no"))
-        step = _first(value, "step", "iteration", "iter", default=-1)
+        step = int(_first(value, "step", "iteration", "iter", default=-1))
         phase = str(_first(value, "phase", "state", "action", "section", default=""))[:200]
         rank = int(_first(value, "rank", "global_rank", default=own))
         micro = int(_first(value, "mb", "microbatch", "micro_batch", default=0))
         since = float(_first(value, "since", "phase_since", default=time))
-    except (msgspec.DecodeError, RecursionError, ValueError, TypeError, AttributeError):
+    except (msgspec.DecodeError, RecursionError, ValueError, TypeError, AttributeError,
+            OverflowError):  # fmt: skip
         return None
-    return Beat(rank, time, since, int(step), phase, micro, str(path)) if rank >= 0 else None
+    if rank < 0 or not (math.isfinite(time) and math.isfinite(since)):
+        return None
+    return Beat(rank, time, since, step, phase, micro, str(path))
 
 
 def _first(value: Mapping[str, Any], *keys: str, default: Any) -> Any:

@@ -19,6 +19,8 @@ from engine.diagnose.parts import PARTS
 from engine.diagnose.readers.files import FileFault, read_limited
 
 _LIMIT = 1 << 30
+_LONGEST = 1e9
+"""Seconds: beyond 30 years a duration is none."""
 _RANK = re.compile(r"(\d{1,7})(?:\.\w+)*$")
 _UNITS = (
     ("dur_ms", 1e-3), ("duration_ms", 1e-3), ("dur_us", 1e-6), ("dur_ns", 1e-9),
@@ -87,9 +89,12 @@ def _sums(data: bytes) -> dict[tuple[str, int], float]:
             name = str(value.get("seg") or value.get("name") or value.get("phase") or "")
             unit, scale = next((u, s) for u, s in _UNITS if u in value)
             part = parts.setdefault(name, part_of_segment(name))
-            cells[part, int(value["step"])] += float(value[unit]) * scale
+            step, seconds = int(value["step"]), float(value[unit]) * scale
+            if not 0 <= seconds < _LONGEST or abs(step) >> 62:
+                raise ValueError("no time of a step")
+            cells[part, step] += seconds
         except (msgspec.DecodeError, RecursionError, StopIteration, KeyError, TypeError,
-                ValueError, AttributeError):  # fmt: skip
+                ValueError, AttributeError, OverflowError):  # fmt: skip
             bad += 1
     if bad > 1 and not cells:
         raise FileFault("holds no timed segments")
