@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -43,8 +44,8 @@ class LocalStore:
                 found = []
                 for entry in entries:
                     if entry.is_file(follow_symlinks=False):
-                        stat = entry.stat(follow_symlinks=False)
-                        found.append(Found(entry.name, stat.st_size, stat.st_mtime))
+                        status = entry.stat(follow_symlinks=False)
+                        found.append(Found(entry.name, status.st_size, status.st_mtime))
                 return sorted(found)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -52,7 +53,7 @@ class LocalStore:
     def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
         """Scatter a byte range into the views with as few calls as possible."""
         try:
-            fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW)
+            fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise self._failed(name, error) from error
         wanted, at = sum(len(view) for view in views), offset
@@ -72,8 +73,11 @@ class LocalStore:
     def get(self, name: str, limit: int) -> bytes | None:
         """A small file whole."""
         try:
-            with open(self.root / name, "rb") as file:
-                data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
+            with open(self.root / name, "rb", opener=_open_at_once) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError(errno.EINVAL, "no regular file")
+                data = file.read(min(limit, status.st_size) + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -203,6 +207,11 @@ def write_all(fd: int, view: memoryview) -> None:
     view = view.cast("B")
     while len(view):
         view = view[os.write(fd, view) :]
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for a writer, should the name be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _open_direct(path: Path) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def convert(source: Array, have: str, want: str) -> Array:
         part = flat[at : at + _BLOCK]
         single = _widen(part) if have == "BF16" else part
         if want == "BF16":
-            out[at : at + _BLOCK] = _narrow(single.astype(np.float32, copy=False))
+            out[at : at + _BLOCK] = _narrow(_single(single))
         else:
             with np.errstate(over="ignore"):
                 out[at : at + _BLOCK] = single.astype(NUMPY[want])
@@ -61,6 +61,22 @@ def item_bytes(dtype: str) -> int:
 
 def _widen(words: Array) -> Array:
     return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _single(values: Array) -> Array:
+    """Single precision on the way to bfloat16; what double precision loses is not rounded twice.
+
+    An inexact value goes to its neighbour with an odd last bit, which no later tie can mislead.
+    """
+    with np.errstate(over="ignore"):
+        near = values.astype(np.float32, copy=False)
+    if values.dtype != np.float64:
+        return near
+    back = near.astype(np.float64)
+    bits = near.view(np.uint32)
+    bits -= np.abs(back) > np.abs(values)
+    bits |= back != values
+    return near
 
 
 def _narrow(values: Array) -> Array:

@@ -18,6 +18,8 @@ PAGE = 4096
 HEADER_LIMIT = 100 << 20
 """Longest header that is read; the format's own limit."""
 
+_MOST = (1 << 63) - 1
+
 
 class Planned(NamedTuple):
     """A piece to be stored: its name in the file, slot, element type and region."""
@@ -126,7 +128,9 @@ def _stored(name: str, entry: Any, base: int, where: str) -> Stored:
     try:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, start, end)
-        if any(type(n) is not int or n < 0 for n in numbers) or len(shape) > DIMS_LIMIT:
+        if any(type(n) is not int or not 0 <= n <= _MOST for n in numbers):
+            raise ValueError
+        if len(shape) > DIMS_LIMIT:
             raise ValueError
         wide = ITEM_BYTES.get(dtype)
     except (KeyError, TypeError, ValueError) as error:
