@@ -14,7 +14,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -99,11 +99,12 @@ class Spool:
     """The files of one spool."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # what is there is judged below
+            folder.mkdir(mode=0o700, parents=True)
         stat = folder.lstat()
         if stat.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
             raise MissingError(
-                f"{folder} belongs to user {stat.st_uid}",
+                f"{folder} belongs to user {stat.st_uid} or is no folder",
                 remedy=f"remove it, or let its owner remove it: rm -r {folder}",
             )
         self.folder = folder
