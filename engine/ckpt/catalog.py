@@ -19,6 +19,7 @@ from engine.ckpt.manifest import (
     COMMITTED,
     MANIFEST_LIMIT,
     MARKER_LIMIT,
+    PLAIN_NAME,
     Manifest,
     decode,
     decode_marker,
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 CLAIM = "ATTEMPT"
 """First file of a folder: which attempt owns it."""
 
-_FOLDER = re.compile(r"step-(\d{8,12})(?:\.(\d{1,4}))?")
+_FOLDER = re.compile(r"step-(\d{8,12})(?:\.(\d{1,4}))?", re.ASCII)
 
 State = Literal["committed", "damaged", "partial"]
 
@@ -84,7 +85,7 @@ def read_manifest(store: Store, folder: str) -> Manifest:
             remedy=f"name a folder that `msctl ckpt list {store.url}` shows as committed",
         )
     marker = decode_marker(marker_bytes, where)
-    if "/" in marker.manifest or marker.manifest.startswith("."):
+    if not PLAIN_NAME.fullmatch(marker.manifest):
         raise CheckpointError(
             f"{where}/{COMMITTED}: manifest = {marker.manifest[:80]!r} is not a plain name",
             remedy="resume from an older checkpoint",
@@ -136,8 +137,9 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
 def _remarks(extra: dict[str, Any]) -> dict[str, Any]:
     """What the trainer wrote down with a save, as far as it is of the right type."""
     value, why = extra.get("val_loss"), extra.get("why")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return {
-        "val_loss": float(value) if isinstance(value, (int, float)) else None,
+        "val_loss": float(value) if is_number else None,
         "mark": why[:80] if isinstance(why, str) and why not in ("interval", "end") else "",
     }
 

@@ -30,12 +30,19 @@ MARKER_LIMIT = 4096
 CHUNK_BYTES = 4 << 20
 """Bytes of a file under one digest: small enough to name the damage, large enough to be cheap."""
 
+CHUNK_LIMIT = 1 << 30
+"""Largest chunk that is read: all of it may be needed in memory to check its digest."""
+
 DIMS_LIMIT = 8
+SIZE_LIMIT = 1 << 60
+"""Most bytes of a file and elements of a tensor: offsets stay within 64 bits."""
+
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1}
 """Element types by their safetensors names."""
 
 Json = dict[str, Any]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""Names of files that a marker or manifest may give."""
 
 
 class CheckpointMeta(Noun, frozen=True, kw_only=True):
@@ -183,16 +190,22 @@ def faults(manifest: Manifest) -> Iterator[str]:
     """References in a manifest that cannot be right; holes and overlaps are `Manifest.covers`."""
     seen: set[str] = set()
     for entry in manifest.files:
-        if not _NAME.fullmatch(entry.name) or entry.name in (MANIFEST, COMMITTED):
+        if not PLAIN_NAME.fullmatch(entry.name) or entry.name in (MANIFEST, COMMITTED):
             yield f"file name {entry.name[:80]!r} is not a plain name"
         if entry.name in seen:
             yield f"file {entry.name} is listed twice"
+        if entry.bytes > SIZE_LIMIT or entry.chunk_bytes > CHUNK_LIMIT:
+            yield f"{entry.name}: file or chunk too large to be read"
+            continue
         if len(entry.digests) != 32 * entry.chunks or re.search("[^0-9a-f]", entry.digests):
             yield f"{entry.name}: {len(entry.digests)} hex digits for {entry.chunks} chunks"
         seen.add(entry.name)
     for name, tensor in manifest.tensors.items():
         if len(tensor.shape) > DIMS_LIMIT:
             yield f"{name}: {len(tensor.shape)} dims, at most {DIMS_LIMIT} are read"
+            continue
+        if max(prod(tensor.shape), *tensor.shape, 0) > SIZE_LIMIT:
+            yield f"{name}: more than 2^60 elements"
             continue
         for slot, held in tensor.slots.items():
             if slot not in SLOTS:
