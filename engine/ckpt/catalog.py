@@ -137,9 +137,10 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
 def _remarks(extra: dict[str, Any]) -> dict[str, Any]:
     """What the trainer wrote down with a save, as far as it is of the right type."""
     value, why = extra.get("val_loss"), extra.get("why")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        value = None
     return {
-        "val_loss": float(value) if is_number else None,
+        "val_loss": None if value is None else float(value),
         "mark": why[:80] if isinstance(why, str) and why not in ("interval", "end") else "",
     }
 

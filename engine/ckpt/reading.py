@@ -105,11 +105,12 @@ def locate(manifest: Manifest, want: Want) -> Iterator[tuple[int, Copies]]:
             f"{want.name} ({want.slot}): {held.dtype} in the checkpoint, {want.dtype} in the model"
         )
     wide = ITEM_BYTES[want.dtype]
-    found = 0
+    found, places = 0, []
     for shard in held.shards:
         common = overlap(entry.region(shard), want.region)
         if len(common.length):
             found += common.size
+            places.append((common.want_at, common.length))
             yield (
                 shard.file,
                 Copies(
@@ -124,6 +125,21 @@ def locate(manifest: Manifest, want: Want) -> Iterator[tuple[int, Copies]]:
             f"{want.name} ({want.slot}): only {found} of {want.region.size} elements are there",
             remedy="run `msctl ckpt verify` on it, and resume from an older one",
         )
+    if _meet(places):
+        raise CheckpointError(
+            f"{want.name} ({want.slot}): elements are held twice, so that others are not there",
+            remedy="run `msctl ckpt verify` on it, and resume from an older one",
+        )
+
+
+def _meet(places: Sequence[tuple[Ints, Ints]]) -> bool:
+    """Whether any two ranges (begins, lengths) of different shards overlap."""
+    if len(places) < 2:
+        return False
+    at, length = (np.concatenate(column) for column in zip(*places, strict=True))
+    order = np.argsort(at, kind="stable")
+    at, end = at[order], (at + length)[order]
+    return bool((at[1:] < end[:-1]).any())
 
 
 class Job(NamedTuple):
@@ -197,7 +213,10 @@ def _views(job: Job, lo: int, size: int) -> list[memoryview]:
     views, at = [], 0
     for start, view in pieces:
         if start < at:
-            raise AssertionError(f"copies overlap in {job.file.name} at byte {lo + start}")
+            raise CheckpointError(
+                f"{job.file.name}: two tensors lie on byte {lo + start}",
+                remedy="run `msctl ckpt verify` on it, and resume from an older one",
+            )
         if start > at:
             views.append(memoryview(bytearray(start - at)))
         views.append(view)
