@@ -10,7 +10,7 @@ _STATES = ("healthy", "degraded", "faulty", "unknown")
 
 
 def write_findings(report: Report, path: Path) -> int:
-    """One finding a line, in causal order with its `id` and its place as `order`; returns how many."""
+    """One finding a line, in causal order, with `id` and `order` (its place); returns how many."""
     encoder = msgspec.json.Encoder()
     rows = [
         {"id": f"{report.job}-{number}", "order": number, **msgspec.to_builtins(finding)}

@@ -17,21 +17,23 @@ from engine.units import show_ratio
 
 
 def segment_findings(segments: Segments | None, job: Job) -> list[Finding]:
-    """Stragglers and pauses out of timed segments."""
+    """Stragglers and pauses out of timed segments; the first step is warm-up."""
     if segments is None or len(segments.steps) < 4:
         return []
+    seconds = {part: values[:, 1:] for part, values in segments.seconds.items()}
+    segments = segments._replace(steps=segments.steps[1:], seconds=seconds)
     own = sum((segments.seconds[p] for p in COMPUTE), np.zeros_like(segments.seconds["forward"]))
     step = sum(segments.seconds.values(), np.zeros_like(own))
-    step_s = float(np.median(step[:, 1:].mean(axis=1)))
+    step_s = float(np.median(step.mean(axis=1)))
     if step_s <= 0:
         return []
     found = []
     if own.any():
         at = _places(segments.ranks, job)
-        for slow in find_slow(own[:, 1:], at, segments.ranks):
+        for slow in find_slow(own, at, segments.ranks):
             cost = min(1.0, slow.excess * float(np.median(own.mean(axis=1))) / step_s)
             if cost >= MIN_COST:
-                found.append(slow_finding(slow, cost, "", int(segments.steps[1:][slow.first])))
+                found.append(slow_finding(slow, cost, "", int(segments.steps[slow.first])))
     return found + _pauses(segments, step_s)
 
 

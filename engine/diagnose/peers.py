@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from engine.spec.layout import ParallelLayout
 
-
 _IDLE = np.float32(1e-9)
 """Seconds of work below which a group's usual time says nothing."""
 

@@ -19,6 +19,9 @@ EXPANDED_LIMIT = 8 << 30
 _RATIO_LIMIT = 1000
 """Text logs compress 5 to 50 times; a thousand times is a bomb."""
 
+_FEED = 1 << 10
+"""Bytes given to zstd at a time: four may stand for 128 KiB, so 32 MiB come back at most."""
+
 
 class FileFault(Exception):
     """A file that cannot be read further; what was read before stays valid."""
@@ -105,11 +108,19 @@ def _unzstd(path: Path, chunk: int) -> Iterator[bytes]:
 
     size, total = max(1, path.stat().st_size), 0
     try:
-        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
-            while piece := reader.read(chunk):
-                total += len(piece)
-                _bound(total, size)
-                yield piece
+        with path.open("rb") as file:
+            reader = zstandard.ZstdDecompressor()
+            frame = reader.decompressobj()
+            while feed := file.read(_FEED):
+                while feed:
+                    frame = reader.decompressobj() if frame.eof else frame
+                    piece = frame.decompress(feed)
+                    feed = frame.unused_data if frame.eof else b""
+                    total += len(piece)
+                    _bound(total, size)
+                    yield from (piece[at : at + chunk] for at in range(0, len(piece), chunk))
+            if not frame.eof:
+                raise FileFault("compressed data ends early")
     except zstandard.ZstdError as error:
         raise FileFault(f"compressed data ends early or is damaged: {error}") from None
 

@@ -66,7 +66,7 @@ def test_an_ambiguous_prefix_lists_its_runs(root):
 
 
 def test_an_unknown_job_lists_what_there_is(root):
-    with pytest.raises(TraceError, match="none of the runs .*: a-02, b, a-01$"):
+    with pytest.raises(TraceError, match=r"none of the runs .*: a-02, b, a-01$"):
         find_run("zzz", root)
     with pytest.raises(TraceError, match="no runs here") as caught:
         find_run("last", root / "empty")
