@@ -116,10 +116,11 @@ def ras_findings(reports: Iterable[tuple[str, Ras]]) -> list[Finding]:
     for file, report in reports:
         for lag in report.lags:
             counts = ", ".join(f"{n} at operation {op}" for op, n in lag.counts)
+            category = "rank_blocked" if lag.behind else "unknown_hang"
             found.append(
                 Finding(
                     kind="hang",
-                    category="rank_blocked" if lag.behind else "unknown_hang",
+                    category=category,
                     ranks=lag.behind[:64],
                     nodes=(lag.node,) if lag.node and lag.behind else (),
                     confidence=0.8 if lag.behind else 0.5,
@@ -130,7 +131,7 @@ def ras_findings(reports: Iterable[tuple[str, Ras]]) -> list[Finding]:
                     else "ranks of a communicator differ",
                     why=counts,
                     evidence=(Evidence(file=file, line=lag.line, text=counts),),
-                    next=next_step("rank_blocked"),
+                    next=next_step(category),
                 )
             )
         for node, gpu, line in report.dead:
