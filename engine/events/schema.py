@@ -22,7 +22,9 @@ class Event(Noun, frozen=True, kw_only=True):
     v: Annotated[int, doc("schema version")] = VERSION
     rank: Annotated[int, doc("global rank; -1 is the driver")]
     seq: Annotated[int, doc("position in this rank's file")]
-    step: Annotated[int, doc("optimizer step, -1 outside the loop")] = -1
+    step: Annotated[
+        int, doc("optimizer step counted from 1, as in the metrics; -1 outside the loop")
+    ] = -1
     kind: Annotated[Kind, doc("span: has a duration; open: was still running at a dump")]
     name: Annotated[str, doc("one of the names of this schema")]
     stream: Annotated[str, doc("lane: compute, pp_f, pp_b, dp_gather, dp_reduce, tp, host")] = (

@@ -58,7 +58,7 @@ class Fault(Noun, frozen=True, kw_only=True):
     node: Size = 0
     """For faults of a node: its place among the job's nodes."""
     step: Size = 2
-    """Comes when this step begins."""
+    """Comes when so many steps have ended."""
     after: NonNegative = 0.0
     """... and so many seconds later."""
     times: Count = 1

@@ -18,9 +18,10 @@ class BadNumbers(RunFailed):
     """The loss or gradient norm of a step is not finite; all ranks see it alike."""
 
     def __init__(self, step: int, samples: int, loss: float, norm: float) -> None:
+        """`step` is how many updates were done before; people read it counted from one."""
         self.step = step
         super().__init__(
-            f"step {step}: loss {loss}, gradient norm {norm}: not finite; its samples are "
+            f"step {step + 1}: loss {loss}, gradient norm {norm}: not finite; its samples are "
             f"{step * samples} to {(step + 1) * samples - 1} of the run's order",
             remedy="lower optimizer.lr, or resume from the last checkpoint with other data",
         )

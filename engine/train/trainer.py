@@ -62,7 +62,7 @@ class Trainer:
         job.repeats bad steps in a row are no fault of the data and always raise.
         """
         engine, events, job = self.engine, self.events, self.recipe.job
-        events.step = step
+        events.step = step + 1  # what people read counts steps from one
         start = time.perf_counter()
         with events.span("step"):
             self._gather_first()

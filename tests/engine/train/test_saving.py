@@ -24,12 +24,12 @@ class Crash(Exception):
 
 
 def crash(loop: Loop, *, at: int) -> None:
-    """Run a loop that dies before the update of a step, as a killed process leaves it."""
+    """Run a loop that dies after so many steps, before the next update, as if killed."""
     settle = loop.saver.settle
 
     def die() -> None:
         settle()
-        if loop.trainer.events.step == at:
+        if loop.trainer.events.step == at + 1:
             raise Crash
 
     loop.trainer.before_update = die
@@ -105,7 +105,7 @@ def test_a_half_copied_snapshot_is_not_taken_for_one(
         finish = HostCopier.finish
 
         def die(self: HostCopier) -> None:
-            if loop.trainer.events.step == 4:
+            if loop.trainer.events.step == 5:
                 raise Crash
             finish(self)
 
