@@ -177,6 +177,9 @@ def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
 
 def _gpt2_spec(config: dict[str, Any]) -> dict[str, Any]:
     _refuse(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
+    _refuse(config, "tie_word_embeddings", True)
+    _refuse(config, "scale_attn_weights", True)
+    _refuse(config, "scale_attn_by_inverse_layer_idx", False)
     return {
         "layers": config["n_layer"], "hidden": config["n_embd"], "heads": config["n_head"],
         "vocab": config["vocab_size"], "seq": config["n_positions"],
@@ -225,7 +228,9 @@ def _neox_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _neox_spec(config: dict[str, Any]) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise _unread("rope_parameters", rope)
     _refuse(config, "hidden_act", "gelu_new", "gelu_pytorch_tanh")
     _refuse(config, "use_parallel_residual", True)
     share = rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25))

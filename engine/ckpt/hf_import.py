@@ -16,7 +16,7 @@ import numpy as np
 from engine.ckpt.families import Family, Link, family_named
 from engine.ckpt.geometry import whole
 from engine.ckpt.manifest import CheckpointMeta
-from engine.ckpt.numbers import Array, convert, typed
+from engine.ckpt.numbers import FLOATS, Array, convert, typed
 from engine.ckpt.partition import shape_of
 from engine.ckpt.safefile import Planned, Stored, header_length, parse_header, plan_image
 from engine.ckpt.save import assemble, claim, commit, write_part
@@ -39,11 +39,16 @@ def import_hf(source: str | Path, out: str | Path) -> str:
     foreign = _Foreign(open_store(root), name)
     family = family_named(foreign.config.get("model_type"))
     spec = _spec(family, foreign.config)
+    if spec.layers > len(foreign.tensors):
+        raise CheckpointError(
+            f"config.json: {spec.layers} layers, the files hold {len(foreign.tensors)} tensors",
+            remedy="use the config.json that belongs to these weights",
+        )
     links = _resolve(family.links(spec), foreign, spec)
     planned: list[Planned] = []
     made: dict[str, Link] = {}
     for link in links:
-        _check_shape(link, foreign.tensors[link.foreign].shape, spec)
+        _check(link, foreign.tensors[link.foreign], spec)
         for ours in link.ours:
             if ours in made:
                 _same(foreign, made[ours], link)
@@ -81,11 +86,11 @@ class _Foreign:
         names = {"model.safetensors"}
         if index is not None:
             table = index.get("weight_map")
-            names = set(table.values()) if isinstance(table, dict) else set()
+            names = set(map(str, table.values())) if isinstance(table, dict) else set()
         self.tensors: dict[str, Stored] = {}
         self._file: dict[str, str] = {}
         sizes = {found.name: found.bytes for found in store.files(folder)}
-        for name in sorted(map(str, names)):
+        for name in sorted(names):
             if name not in sizes:
                 raise CheckpointError(
                     f"{store.url}/{folder}: no file {name[:80]!r}",
@@ -128,7 +133,7 @@ def _spec(family: Family, config: dict[str, Any]) -> ModelSpec:
     except KeyError as error:
         what = f"config.json: {error} is missing"
         raise CheckpointError(what, remedy="use the model's whole config.json") from error
-    except (msgspec.ValidationError, TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"config.json: {error}"
         raise CheckpointError(what, remedy="use the model's own config.json") from error
 
@@ -167,13 +172,18 @@ def _take(link: Link, foreign: Array, index: int, spec: ModelSpec) -> Array:
     return np.split(plain, len(link.ours))[index]
 
 
-def _check_shape(link: Link, foreign: tuple[int, ...], spec: ModelSpec) -> None:
+def _check(link: Link, foreign: Stored, spec: ModelSpec) -> None:
     first = shape_of(spec, link.ours[0])
     shape = (sum(shape_of(spec, name)[0] for name in link.ours), *first[1:])
     wanted = shape[::-1] if link.form.endswith("transposed") else shape
-    if foreign != wanted:
+    if foreign.dtype not in FLOATS:
         raise CheckpointError(
-            f"{link.foreign}: shape {list(foreign)}, config.json calls for {list(wanted)}",
+            f"{link.foreign}: elements of type {foreign.dtype} are no weights",
+            remedy=f"import a model in one of {', '.join(FLOATS)}, not a quantized one",
+        )
+    if foreign.shape != wanted:
+        raise CheckpointError(
+            f"{link.foreign}: shape {list(foreign.shape)}, config.json calls for {list(wanted)}",
             remedy="use the config.json that belongs to these weights",
         )
 

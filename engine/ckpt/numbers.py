@@ -24,7 +24,9 @@ NUMPY: dict[str, type[np.generic]] = {
     "I32": np.int32,
     "U8": np.uint8,
 }
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types that are converted into one another."""
+
 _BLOCK = 1 << 22
 
 
@@ -32,9 +34,9 @@ def convert(source: Array, have: str, want: str) -> Array:
     """An array of another element type, block by block; itself if the type is the same."""
     if have == want:
         return source
-    if have not in _FLOATS or want not in _FLOATS:
+    if have not in FLOATS or want not in FLOATS:
         raise CheckpointError(
-            f"{have} is not converted to {want}", remedy=f"choose one of {', '.join(_FLOATS)}"
+            f"{have} is not converted to {want}", remedy=f"choose one of {', '.join(FLOATS)}"
         )
     flat = np.ascontiguousarray(source).reshape(-1)
     out = np.empty(len(flat), NUMPY[want])
