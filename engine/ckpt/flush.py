@@ -103,6 +103,7 @@ class Partner:
             except (OSError, EngineError) as error:
                 if not left:
                     logger.warning("step %d has no copy on another node: %s", ticket.step, error)
+                    return
             time.sleep(_AGAIN_S)  # the partner may not have been told yet whose copies it keeps
 
 

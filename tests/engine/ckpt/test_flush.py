@@ -1,0 +1,403 @@
+"""One round of a flusher at a time: parts, commits, what fails and what is lost."""
+
+import os
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+import torch
+
+from engine.ckpt import flush
+from engine.ckpt.arena import CommitJob, Peers, Spool, Ticket, map_slot
+from engine.ckpt.catalog import describe, read_manifest, step_folders
+from engine.ckpt.flush import (
+    Flusher,
+    FlushOptions,
+    already_there,
+    drain,
+    open_wake,
+    part_name,
+    read_parts,
+)
+from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.restore import load_checkpoint
+from engine.ckpt.save import Part, describe_part
+from engine.ckpt.snapshot import host_view, plan_pieces
+from engine.ckpt.store import open_store
+from engine.ckpt.verify import verify
+from engine.errors import CheckpointError
+from tests.engine.ckpt.state import dense, pieces_of
+
+F32 = torch.float32
+QUICK = FlushOptions(retry_first_s=0.01, retry_most_s=0.03)
+
+
+class Node:
+    """A trainer's side of a spool with two ranks, and a flusher that is stepped by hand."""
+
+    def __init__(self, folder, options=QUICK):
+        self.spool, self.root = Spool(folder), f"memory://{uuid.uuid4().hex}"
+        self.store = open_store(self.root)
+        self.flusher = Flusher(self.spool, options)
+
+    def snapshot(self, step, rank, slot=0):
+        """What a rank leaves in memory at a step."""
+        pieces = pieces_of(rank, 1, 2, F32, dense(F32, seed=step))
+        image = plan_pieces(pieces, rank)
+        data = b"".join((image.header, *(host_view(pieces[i].tensor) for i in image.order)))
+        map_slot(self.spool.image(rank, slot), len(data), create=True)[: len(data)] = data
+        part = describe_part(image, f"rank-{rank:05d}.safetensors", "", rank=rank)
+        ticket = Ticket(
+            state="pending", root=self.root, folder=f"step-{step:08d}", world=2,
+            meta=CheckpointMeta(step=step), part=part,
+        )  # fmt: skip
+        self.spool.write_ticket(rank, slot, ticket)
+        return ticket
+
+    def job(self, step, created_s=None, **more):
+        folder = f"step-{step:08d}"
+        when = time.time() if created_s is None else created_s
+        job = CommitJob(
+            root=self.root, folder=folder, world=2, meta=CheckpointMeta(step=step), created_s=when,
+            **more,
+        )  # fmt: skip
+        self.spool.write_job(folder, job)
+        return job
+
+    def save(self, step, slot=0, **more):
+        for rank in range(2):
+            self.snapshot(step, rank, slot)
+        return self.job(step, **more)
+
+    def round(self):
+        return self.flusher.round(map)
+
+    def files(self, step):
+        return [f.name for f in self.store.files(f"step-{step:08d}")]
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+def holds(node, step):
+    pieces = pieces_of(0, 1, 1, F32)
+    load_checkpoint(f"{node.root}/step-{step:08d}", pieces)
+    want = pieces_of(0, 1, 1, F32, dense(F32, seed=step))
+    return all(torch.equal(p.tensor, w.tensor) for p, w in zip(pieces, want, strict=True))
+
+
+def test_a_snapshot_becomes_a_checkpoint_and_leaves_no_parts(node):
+    node.save(8)
+    assert node.round() is True
+    assert holds(node, 8)
+    assert verify(f"{node.root}/step-00000008").ok
+    assert not [name for name in node.files(8) if name.startswith("part-")]
+    status = node.spool.status()
+    assert (status.committed_step, status.committed, status.failures) == (8, "step-00000008", 0)
+    assert (status.error, status.writing) == ("", "")
+    assert node.spool.jobs() == []
+    assert [node.spool.ticket(rank, 0).state for rank in range(2)] == ["flushed", "flushed"]
+    assert node.round() is False
+
+
+def test_no_part_missing_is_committed(node):
+    node.snapshot(8, 0)
+    node.job(8)
+    assert node.round() is True
+    assert node.files(8) == ["part-00000.json", "rank-00000.safetensors"]
+    assert node.round() is False
+    assert [job.folder for job in node.spool.jobs()] == ["step-00000008"]
+    node.snapshot(8, 1)
+    assert node.round() is True
+    assert holds(node, 8)
+
+
+def test_a_ticket_gets_the_digests_of_what_was_written(node):
+    node.snapshot(8, 1)
+    node.round()
+    part = node.spool.ticket(1, 0).part
+    announced = msgspec.json.decode(
+        node.store.get("step-00000008/part-00001.json", 1 << 20), type=Part
+    )
+    assert part == announced
+    assert len(part.file.digests) == 32 * part.file.chunks
+    assert node.spool.status().done_bytes == node.spool.status().total_bytes == part.file.bytes
+
+
+def test_a_slot_in_use_is_left_alone(node):
+    node.snapshot(8, 0)
+    with node.spool.hold("r00000.0"):
+        assert node.round() is False
+    assert node.spool.ticket(0, 0).state == "pending"
+    assert node.round() is True
+
+
+def test_ranks_are_flushed_side_by_side(node):
+    node.save(8)
+    with ThreadPoolExecutor(2) as pool:
+        node.flusher.round(pool.map)
+    assert holds(node, 8)
+
+
+def test_a_slot_that_was_made_anew_is_mapped_anew(node):
+    node.snapshot(4, 0)
+    node.round()
+    node.spool.image(0, 0).unlink()
+    node.save(8)
+    node.round()
+    assert holds(node, 8)
+
+
+def refuse(*args, **more):
+    raise CheckpointError("the store is away", remedy="wait")
+
+
+def test_a_store_that_is_away_is_tried_again_ever_more_rarely(node, monkeypatch, caplog):
+    clock = [100.0]
+    monkeypatch.setattr(flush.time, "monotonic", lambda: clock[0])
+    node.save(8)
+    store = node.flusher._store(node.root)
+    monkeypatch.setattr(store, "put_image", refuse)
+    tries = []
+    for tick in range(12):
+        clock[0] = 100.0 + tick / 100
+        before = node.spool.status().failures
+        node.round()
+        if node.spool.status().failures > before:
+            tries.append(tick)
+    assert tries == [0, 1, 3, 6, 9]  # after 1, 2, 3 and again 3 hundredths
+    assert "next try in 0.0 s" in caplog.text
+    assert node.spool.status().error == "the store is away"
+    monkeypatch.undo()
+    monkeypatch.setattr(flush.time, "monotonic", lambda: 200.0)
+    node.round()
+    assert holds(node, 8)
+    assert node.flusher._delay == {}
+
+
+def test_a_commit_that_fails_is_tried_again(node, monkeypatch):
+    node.save(8)
+    store = node.flusher._store(node.root)
+    monkeypatch.setattr(store, "create", refuse)
+    node.round()
+    assert node.spool.status().error == "the store is away"
+    assert len(node.spool.jobs()) == 1
+    monkeypatch.undo()
+    node.round()
+    assert holds(node, 8)
+    assert node.spool.status().error == ""
+
+
+def test_what_the_store_lost_is_written_again_from_memory(node):
+    node.save(8)
+    job = node.spool.jobs()[0]
+    node.spool.write_job(job.folder, None)
+    node.round()
+    node.store.remove_folder("step-00000008")
+    node.spool.write_job(job.folder, job)
+    node.round()  # finds the parts gone
+    assert {node.spool.ticket(rank, 0).state for rank in range(2)} == {"pending"}
+    node.round()
+    assert holds(node, 8)
+
+
+def test_a_file_that_was_lost_after_its_part_is_written_again(node):
+    job = node.save(8)
+    node.spool.write_job(job.folder, None)
+    node.round()
+    node.store.remove(["step-00000008/rank-00001.safetensors"])
+    node.spool.write_job(job.folder, job)
+    node.round()
+    assert "rank-00001.safetensors" in node.spool.status().error
+    node.round()
+    assert holds(node, 8)
+
+
+def test_another_flushers_work_is_not_done_twice(node, monkeypatch):
+    for rank in range(2):
+        node.snapshot(8, rank)
+    node.round()
+    flushed = [node.spool.ticket(rank, 0) for rank in range(2)]
+    for rank in range(2):
+        node.snapshot(8, rank)
+    monkeypatch.setattr(node.flusher._store(node.root), "put_image", refuse)
+    node.round()
+    assert [node.spool.ticket(rank, 0) for rank in range(2)] == flushed
+    node.job(8)
+    node.round()
+    pending = node.snapshot(8, 0)  # the parts are gone by now, the manifest tells
+    assert (
+        already_there(node.store, pending).file
+        == read_manifest(node.store, "step-00000008").files[0]
+    )
+
+
+def test_a_part_is_believed_only_if_it_is_this_snapshots_and_its_file_is_there(node):
+    ticket = node.snapshot(8, 0)
+    assert already_there(node.store, ticket) is None
+    node.round()
+    assert already_there(node.store, ticket) == node.spool.ticket(0, 0).part
+    name = "step-00000008/part-00000.json"
+    whole = node.store.get(name, 1 << 20)
+    part = msgspec.json.decode(whole, type=Part)
+    for body in (
+        whole[:-9], b"null", b"[]", b"\xff",
+        msgspec.json.encode(msgspec.structs.replace(part, tensors=())),
+        msgspec.json.encode(msgspec.structs.replace(part, file=None)),
+    ):  # fmt: skip
+        node.store.put(name, [memoryview(body)])
+        assert already_there(node.store, ticket) is None
+    node.store.put(name, [memoryview(whole)])
+    node.store.put("step-00000008/rank-00000.safetensors", [memoryview(b"short")])
+    assert already_there(node.store, ticket) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[" * 9999, b'{"rank": 0, "surprise": 1}'])
+def test_a_torn_part_names_its_file(node, body):
+    job = node.job(8)
+    for rank in range(2):
+        node.store.put(
+            f"step-00000008/{part_name(rank)}", [memoryview(body if rank else b'{"rank":0}')]
+        )
+    with pytest.raises(CheckpointError, match=r"step-00000008/part-00001\.json"):
+        read_parts(node.store, job)
+
+
+def test_parts_are_complete_when_every_rank_has_one(node):
+    job = node.job(8)
+    assert read_parts(node.store, job) is None
+    for name in ("part-00000.json", "part-1.json", "part-00002.json", "xpart-00001.json"):
+        node.store.put(f"step-00000008/{name}", [memoryview(b'{"rank":0}')])
+    assert read_parts(node.store, job) is None
+    node.store.put("step-00000008/part-00001.json", [memoryview(b'{"rank":1}')])
+    assert [part.rank for part in read_parts(node.store, job)] == [0, 1]
+    assert [part_name(0), part_name(123456)] == ["part-00000.json", "part-123456.json"]
+
+
+def test_only_the_newest_are_kept(node):
+    for step in (2, 4, 6):
+        node.save(step, keep=2)
+        node.round()
+    assert step_folders(node.store) == ["step-00000004", "step-00000006"]
+
+
+def test_a_commit_that_was_overtaken_long_ago_is_given_up(node):
+    node.job(2, created_s=time.time() - flush.OVERTAKEN_S - 9)
+    node.job(3)
+    node.job(9, created_s=1.0)
+    node.store.put("step-00000002/rank-00000.safetensors", [memoryview(b"x")])
+    node.save(4)
+    node.round()
+    assert [job.meta.step for job in node.spool.jobs()] == [3, 9]
+    assert [job.meta.step for job in node.spool.jobs("dropped")] == [2]
+    node.round()
+    assert node.files(2) == []
+    assert node.spool.jobs("dropped") == []
+    assert describe(node.store, "step-00000004").state == "committed"
+
+
+def test_a_folder_that_cannot_be_removed_now_is_removed_later(node, monkeypatch):
+    node.job(2)
+    node.spool.drop_job("step-00000002")
+    store = node.flusher._store(node.root)
+    monkeypatch.setattr(store, "remove_folder", refuse)
+    node.round()
+    assert len(node.spool.jobs("dropped")) == 1
+    assert node.spool.status().failures == 1
+    monkeypatch.undo()
+    node.round()
+    assert node.spool.jobs("dropped") == []
+
+
+def test_it_goes_on_while_there_is_hope_or_a_trainer(node):
+    assert node.flusher._hopeless()
+    node.job(8, created_s=time.time() - flush.GIVE_UP_S - 9)
+    assert node.flusher._hopeless()
+    node.snapshot(9, 0)
+    assert not node.flusher._hopeless()
+    node.spool.write_ticket(0, 0, None)
+    node.job(9)
+    assert not node.flusher._hopeless()
+    assert not node.flusher._owned()
+    owner = node.spool.take("r00001.owner")
+    assert node.flusher._owned()
+    os.close(owner)
+    assert not node.flusher._owned()
+
+
+def test_its_loop_ends_when_all_is_written(node):
+    node.save(8)
+    node.flusher.run()
+    assert holds(node, 8)
+    assert node.spool.status().pid == os.getpid()
+
+
+def test_writing_is_no_faster_than_allowed(tmp_path, monkeypatch):
+    node = Node(tmp_path, FlushOptions(bytes_per_s=1000.0))
+    clock, slept = [50.0], []
+    monkeypatch.setattr(flush.time, "monotonic", lambda: clock[0])
+
+    def sleep(seconds):
+        slept.append(round(seconds, 6))
+        clock[0] += seconds
+
+    monkeypatch.setattr(flush.time, "sleep", sleep)
+    for size in (500, 500, 2000):
+        node.flusher._pace(size)
+    assert slept == [0.4, 0.5, 2.0]  # a tenth of a second may be owed
+    clock[0] += 60
+    node.flusher._pace(100)
+    assert slept == [0.4, 0.5, 2.0]  # idle time is not saved up: no more than that tenth
+    node.flusher._pace(100)
+    assert slept[3:] == [0.1]
+
+
+def test_a_call_wakes_once_and_is_forgotten(tmp_path):
+    spool = Spool(tmp_path)
+    wake, again = open_wake(spool), open_wake(spool)
+    os.write(again, b"xxx")
+    assert flush.select.select([wake], [], [], 0)[0] == [wake]
+    drain(wake)
+    assert flush.select.select([wake], [], [], 0)[0] == []
+    drain(wake)
+    os.close(wake)
+    os.close(again)
+
+
+def test_a_copy_goes_to_the_partner_once_and_only_if_there_is_one(node, monkeypatch):
+    sent = []
+    monkeypatch.setattr(flush, "push", lambda to, *rest: sent.append((to, rest[2].rank)))
+    partner, ticket = node.flusher._partner, node.snapshot(8, 1)
+    partner.copy(ticket, 1, 0)
+    partner._peers = Peers(secret="s", node="a")
+    partner.copy(ticket, 1, 0)
+    assert sent == []
+    assert not partner.is_wanted()
+    partner._peers = Peers(secret="s", node="a", to="b:1")
+    partner.copy(ticket, 1, 0)
+    partner.copy(ticket, 1, 0)
+    assert sent == [("b:1", 1)]
+    partner.copy(node.snapshot(9, 1), 1, 0)
+    assert len(sent) == 2
+
+
+def test_a_partner_that_does_not_answer_is_not_waited_for(node, monkeypatch, caplog):
+    tried, slept = [], []
+
+    def push(*rest):
+        tried.append(rest)
+        raise ConnectionRefusedError("nobody")
+
+    monkeypatch.setattr(flush, "push", push)
+    monkeypatch.setattr(flush.time, "sleep", slept.append)
+    partner = node.flusher._partner
+    partner._peers = Peers(secret="s", node="a", to="b:1")
+    partner.copy(node.snapshot(8, 0), 0, 0)
+    assert (len(tried), len(slept)) == (3, 2)
+    assert caplog.text.count("no copy on another node") == 1
+    node.round()
+    assert node.spool.ticket(0, 0).state == "flushed"
