@@ -13,7 +13,7 @@ import numpy as np
 _TIME = re.compile(
     r"(?:elapsed time per iteration \(ms\)|time/step|step[_ ]?time|iter(?:ation)?[_ ]?time|"
     r"sec/step|"
-    r"time per step|elapsed|step took|s/it|batch_time|\btime)\b ?[:=|]? ?(\d+(?:\.\d+)?)",
+    r"time per step|elapsed|step took|s/it|batch_time|\btime)(?!\w) ?[:=|]? ?(\d+(?:\.\d+)?)",
     re.IGNORECASE,
 )
 _DATA = re.compile(r"(?:data(?:[_ ]?(?:load\w*|time|wait))?)\b ?[:=|]? ?(\d+\.\d+)", re.IGNORECASE)

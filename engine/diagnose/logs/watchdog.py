@@ -19,6 +19,9 @@ _STATUS = re.compile(
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID \d+)?(?:\((\w+)\))?")
 
+_WORLD_LIMIT = 1 << 20
+"""Ranks; a line that names a larger one does not tell who is missing."""
+
 
 class Stall(NamedTuple):
     """One rank's report of a collective that did not end."""
@@ -73,7 +76,8 @@ def crowd(stalls: Iterable[Stall], reporting: Iterable[int], *, world: int) -> C
     size = max(world, max(spoke, default=-1) + 1)
     if size > world:
         size = _guess_world(spoke)
-    silent = tuple(r for r in range(size) if r not in spoke) if len(spoke) > 1 else ()
+    told = len(spoke) > 1 and size <= _WORLD_LIMIT
+    silent = tuple(r for r in range(size) if r not in spoke) if told else ()
     odd, comparable = _odd(listed)
     return Crowd(listed, _parted(listed), odd, comparable, silent, size)
 

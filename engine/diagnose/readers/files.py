@@ -95,7 +95,7 @@ def _gunzip(path: Path, chunk: int) -> Iterator[bytes]:
     size, total = max(1, path.stat().st_size), 0
     try:
         with gzip.open(path, "rb") as file:
-            while piece := file.read(chunk):
+            while piece := file.read1(chunk):  # unlike `read` it keeps what precedes a fault
                 total += len(piece)
                 _bound(total, size)
                 yield piece

@@ -91,20 +91,27 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
             enqueued[name] = _int(status.get("last_enqueued_collective"))
             completed[name] = _int(status.get("last_completed_collective"))
     pending, finished = [], {}
-    for order, entry in enumerate(entries):
-        call = _call(order, entry)
-        if groups.get(call.group) is None:
-            groups[call.group] = (_description(entry), ())
-        if _is_finished(entry):
-            if not call.point_to_point:
-                finished[call.group, call.seq] = f"{call.name} {call.sizes}"
-                completed[call.group] = max(completed.get(call.group, 0), call.seq)
-        else:
-            pending.append(call)
-        if not call.point_to_point:
-            enqueued[call.group] = max(enqueued.get(call.group, 0), call.seq)
-            completed.setdefault(call.group, call.seq - 1)
+    for order, entry in enumerate(entries):  # nearly all are finished: those are read quickly
+        group = _group(entry)
+        if group not in groups:
+            groups[group] = (_description(entry), ())
+        is_finished = _is_finished(entry)
+        if not is_finished:
+            pending.append(_call(order, entry))
+        if entry.get("is_p2p"):
+            continue
+        seq = _int(entry.get("collective_seq_id"))
+        if is_finished:
+            name = _text(entry.get("profiling_name"))
+            finished[group, seq] = f"{name} {_sizes(entry.get('input_sizes'))}"
+            completed[group] = max(completed.get(group, 0), seq)
+        enqueued[group] = max(enqueued.get(group, 0), seq)
+        completed.setdefault(group, seq - 1)
     return Dump(rank, str(path), groups, enqueued, completed, tuple(pending), finished)
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    return _text((entry.get("process_group") or ["?"])[0])
 
 
 def _call(order: int, entry: Mapping[str, Any]) -> Call:
@@ -115,14 +122,13 @@ def _call(order: int, entry: Mapping[str, Any]) -> Call:
     if found is not None:
         peer = int(found[2])
     seq = _int(entry.get("p2p_seq_id" if point else "collective_seq_id"))
-    group = entry.get("process_group") or ["?", ""]
     frames = tuple(
         f"{_text(f.get('filename'))}:{_text(f.get('line'))} {_text(f.get('name'))}"
         for f in (entry.get("frames") or [])[:12]
         if isinstance(f, dict)
     )
     sizes = _sizes(entry.get("input_sizes"))
-    return Call(order, _text(group[0]), seq, name, point, peer, sizes, frames)
+    return Call(order, _group(entry), seq, name, point, peer, sizes, frames)
 
 
 def _is_finished(entry: Mapping[str, Any]) -> bool:
@@ -145,11 +151,14 @@ def _sizes(value: Any) -> str:
     """Shapes of a call's tensors, `[[64, 64], [8]]`, as far as a line needs them."""
     if not isinstance(value, (list, tuple)):
         return _text(value)
-    shapes = (
-        ", ".join(map(_text, shape[:_SHAPES])) if isinstance(shape, (list, tuple)) else "?"
-        for shape in value[:_SHAPES]
-    )
-    return "[" + ", ".join(f"[{shape}]" for shape in shapes)[:_TEXT] + "]"
+    shapes = [_shape(shape) for shape in value[:_SHAPES]]
+    return f"[{', '.join(shapes)}]"[:_TEXT]
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, (list, tuple)):
+        return "?"
+    return f"[{', '.join([str(n) if type(n) is int else '?' for n in value[:_SHAPES]])}]"
 
 
 def _members(value: Any) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ without bound. The check runs over instructions as a regular expression does: a 
 are gigabytes.
 """
 
+import gc
 import io
 import pickle
 import pickletools
@@ -56,12 +57,17 @@ def load_plain(data: bytes) -> Any:
     """The value of a pickle of plain containers; FileFault says what it asked for instead."""
     if not _is_plain(data):
         _refuse(data)
+    collects = gc.isenabled()
+    gc.disable()  # everything made here is kept: collections would only look at it again and again
     try:
         return _Plain(io.BytesIO(data)).load()
     except FileFault:
         raise
     except Exception as error:  # a pickle can fail in any way; none of them is ours
         raise FileFault(f"is damaged: {type(error).__name__}: {error}") from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _is_plain(data: bytes) -> bool:

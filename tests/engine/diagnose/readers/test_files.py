@@ -61,6 +61,15 @@ def test_what_was_read_before_the_damage_stays_valid(tmp_path, form):
     assert len(pieces) > 2
 
 
+def test_a_packed_log_without_its_end_gives_all_its_lines(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(gzip.compress(b"ok\nthe error\n")[:-8])
+    pieces = []
+    with pytest.raises(FileFault, match="ends early"):
+        pieces.extend(read_chunks(path))
+    assert b"".join(pieces) == b"ok\nthe error\n"
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_packed_files_that_were_put_together_are_read_to_the_end(tmp_path, pack):
     path = tmp_path / "log"

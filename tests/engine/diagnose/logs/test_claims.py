@@ -1,0 +1,142 @@
+"""From hits to claims: who says it, whom it names, and what it weighs after what followed."""
+
+import gzip
+
+import pytest
+
+from engine.diagnose.logs.claims import claims_of, pid_ranks, source_of
+from engine.diagnose.logs.scan import Scanner
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+STEP = "iteration {n}/ 50 | lm loss: 2.1"
+
+
+def claims(root, text, name="rank_3.log"):
+    path = root / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return claims_of(source_of(Scanner().scan(path), root))
+
+
+def one(root, text, name="rank_3.log"):
+    (claim,) = claims(root, text, name)
+    return claim
+
+
+def test_a_claim_says_what_where_and_by_whom(tmp_path):
+    claim = one(tmp_path, f"ok\n{OOM}\n", "node-7/rank_3.log")
+    assert (claim.category, claim.weight, claim.rank, claim.node) == ("cuda_oom", 3.0, 3, "node-7")
+    assert (claim.line, claim.text, claim.kernel) == (2, OOM, False)
+    assert claim.named == ()
+
+
+def test_in_a_merged_file_the_line_tells_its_rank(tmp_path):
+    claim = one(tmp_path, f"[rank5]: {OOM}\n", "job.log")
+    assert (claim.rank, claim.named) == (5, (5,))
+    assert one(tmp_path, f"[rank5]: {OOM}\n").rank == 3  # the file knows better
+
+
+def test_the_ranks_that_a_line_is_about_are_named(tmp_path):
+    claim = one(
+        tmp_path, "RuntimeError: Ranks 4, 6 failed to pass monitoredBarrier in 1800000 ms\n"
+    )
+    assert (claim.category, claim.rank, claim.named) == ("rank_blocked", 3, (4, 6))
+    claim = one(tmp_path, "[rank2]: Ranks 4 failed to pass monitoredBarrier in 18 ms\n", "job.log")
+    assert (claim.rank, claim.named) == (2, (4,))
+
+
+def test_claims_come_in_the_order_of_lines(tmp_path):
+    found = claims(tmp_path, f"KeyError: 'x'\n{OOM}\nKeyError: 'y'\nConnection closed by peer\n")
+    assert [c.line for c in found] == [1, 2, 3, 4]
+    assert [c.category for c in found] == ["code_error", "cuda_oom", "code_error", "wake"]
+    assert [c.weight for c in found] == [1, 3, 1, 0]
+
+
+def test_an_error_after_which_the_rank_trains_on_was_survived(tmp_path):
+    more = "".join(STEP.format(n=n) + "\n" for n in range(3))
+    assert one(tmp_path, f"{more}{OOM}\n").weight == 3
+    assert one(tmp_path, f"{OOM}\n{more}").weight == 0.1
+    assert one(tmp_path, f"[rank5]: {OOM}\n[rank6] {more}", "job.log").weight == 0.1  # no prefix
+    other = "".join(f"[rank6] {STEP.format(n=n)}\n" for n in range(3))
+    assert one(tmp_path, f"[rank5]: {OOM}\n{other}", "job.log").weight == 3
+    assert one(tmp_path, f"{OOM}\n" + "x" * (1 << 18) + f"\n{more}").weight == 3
+
+
+def test_a_skipped_step_stays_a_finding_though_the_job_goes_on(tmp_path):
+    text = "number of nan iterations: 3\n" + STEP.format(n=1) + "\n"
+    assert one(tmp_path, text).weight == 2
+
+
+def test_the_end_of_a_packed_log_is_not_read_again(tmp_path):
+    assert one(tmp_path, f"{OOM}\n{STEP.format(n=1)}\n", "rank_3.log.gz").weight == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "weight"),
+    [
+        (OOM, 3), (f"hint: {OOM}", 0.1), (f"caught OutOfMemoryError: {OOM}", 0.1),
+        ("KeyError: this may be wrong", 0.5), (f"{OOM}, see the documentation", 3),
+        (f"[rank3]:     raise ValueError({OOM})", 2.6),
+    ],
+)  # fmt: skip
+def test_advice_and_quoted_source_weigh_less(tmp_path, line, weight):
+    assert one(tmp_path, line + "\n").weight == pytest.approx(weight)
+
+
+def test_a_kernel_log_speaks_for_a_node_and_weighs_more(tmp_path):
+    line = "Jan  1 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:A1:00): 79, pid=12, gone"
+    claim = one(tmp_path, f"{line}\n{STEP.format(n=1)}\n", "dmesg")
+    assert (claim.category, claim.rank, claim.node) == ("gpu_lost", None, "gpu-7")
+    assert (claim.kernel, claim.weight, claim.device) == (True, 3.25, "0000:a1:00.0")
+
+
+def test_devices_are_addresses_processes_or_indices(tmp_path):
+    assert (
+        one(tmp_path, "Out of memory: Killed process 4711 (python)\n", "dmesg").device == "pid 4711"
+    )
+    line = "GPU 0000:87:00.0 has fallen off the bus and is not responding"
+    assert one(tmp_path, line + "\n").device == "0000:87:00.0"
+    assert one(tmp_path, "[5] misc.cc:1 NCCL WARN Cuda failure 'x'\n").device == "5"
+
+
+def test_the_address_that_cannot_be_reached_is_the_node(tmp_path):
+    line = "node1:1:1 [0] NCCL WARN Connect to 10.1.0.7<41133> failed : No route to host"
+    assert one(tmp_path, line + "\n").node == "10.1.0.7"
+    assert one(tmp_path, "node12:1:1 [0] " + OOM + "\n").node == "node12"
+
+
+def test_a_full_device_under_shared_memory_is_its_limit(tmp_path):
+    full = "OSError: [Errno 28] No space left on device\n"
+    frame = '  File "/lib/multiprocessing/heap.py", line 1\n'
+    assert one(tmp_path, frame + full).category == "shm_limit"
+    assert one(tmp_path, full + frame).category == "disk_full"
+    assert one(tmp_path, frame + "x" * 4096 + "\n" + full).category == "disk_full"
+
+
+def test_only_the_first_hits_of_a_rule_are_asked_what_followed(tmp_path):
+    found = claims(tmp_path, f"{OOM}\n" * 6 + STEP.format(n=1) + "\n")
+    assert [c.weight for c in found] == [0.1] * 4 + [3.0] * 2
+
+
+def test_a_file_that_is_gone_by_then_keeps_its_claims(tmp_path):
+    path = tmp_path / "rank_0.log"
+    path.write_text("OSError: [Errno 28] No space left on device\n")
+    scan = Scanner().scan(path)
+    path.unlink()
+    (claim,) = claims_of(source_of(scan, tmp_path))
+    assert (claim.category, claim.weight) == ("disk_full", 3)
+
+
+def test_the_head_of_a_file_tells_process_host_and_world(tmp_path):
+    head = "node12:3096:3100 [0] NCCL INFO start\nworld_size=64 pid 3097\n"
+    (tmp_path / "rank_3.log").write_text(head)
+    (tmp_path / "job.log").write_text(head)
+    ranked, merged = (
+        source_of(Scanner().scan(tmp_path / name), tmp_path) for name in ("rank_3.log", "job.log")
+    )
+    assert (ranked.pids, ranked.host, ranked.world) == ((3096, 3097), "node12", 64)
+    assert merged.pids == ()
+    assert pid_ranks([ranked, merged]) == {3096: 3, 3097: 3}
