@@ -6,7 +6,7 @@ import pytest
 
 from tests.house.source import ROOT, ROWS, files, name, room
 
-BUILDING = {"health", "diagnose"}
+BUILDING = {"health"}
 """Rooms whose tests are still being written: what they lack is listed, not failed."""
 
 COVERED_BY = {
