@@ -84,8 +84,9 @@ def meaning(error: Xid) -> Meaning:
     if error.switch >= 0:
         return _switch(error)
     if error.code == 154:
+        now = error.text.rpartition(" to ")[2]  # `... changed from OLD to NEW`
         for words, action, remedy in _RECOVERY:
-            if words in error.text:
+            if words in now:
                 return Meaning("hardware", f"the driver asks for: {words}", action, remedy)
         return Meaning("event", "the driver withdrew its request for recovery", "none", "go on")
     return XIDS.get(error.code, _unknown(f"Xid {error.code}"))

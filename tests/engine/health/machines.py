@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
-from engine.health.look import Memory
+from engine.health.look import Look, Memory
 from engine.health.nvml import Gpu, GpuState
 from engine.health.probe import Ran, Space
-from engine.health.recording import Recording
+from engine.health.profile import builtin_profiles, choose
+from engine.health.recording import RecordedProbe, Recording
+from engine.health.result import CheckResult
 
 SICK = Path(__file__).with_name("sick.json")
 UPTIME_S = 500_000.0
@@ -227,6 +229,22 @@ def machine(kind: str, change: dict[str, Any] | None = None) -> tuple[Recording,
             flaps_s={p: tuple(t) for p, t in change.get("flaps_s", {}).items()},
         )
     return recording, before
+
+
+def look_at(kind: str, change: dict[str, Any] | None = None, **more: Any) -> Look:
+    """A visit to a machine with the profile that fits it; `profile` changes what is expected."""
+    recording, before = machine(kind, change)
+    profile = choose(builtin_profiles(), recording.gpus)
+    profile = msgspec.structs.replace(profile, **more.pop("profile", {}))
+    more = {"before": before, "uptime_s": UPTIME_S, "folder": "/data"} | more
+    return Look(probe=RecordedProbe(recording), profile=profile, **more)
+
+
+def brief(results: list[CheckResult]) -> list[tuple[str, str, str]]:
+    """Target, status and action of each result that is not well."""
+    assert results, "a check says at least that all is well"
+    assert all(r.remedy for r in results if r.status != "ok")
+    return [(r.target, r.status, r.action) for r in results if r.status != "ok"]
 
 
 def shim_text(recording: Recording) -> str:
