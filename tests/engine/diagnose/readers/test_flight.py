@@ -124,8 +124,8 @@ def test_long_and_nested_texts_are_cut(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        (None, ""), (3, "3"), ("x", "x"), ({"a": 1}, ""), ([], "[]"), ([3], "[[?]]"),
-        ([[8, 2], [4]], "[[8, 2], [4]]"), ([[], ()], "[[], []]"), ([[[1]]], "[[]]"),
+        (None, ""), (3, "3"), ("x", "x"), ({"a": 1}, ""), ([], "[]"), ([3], "[?]"),
+        ([[8, 2], [4]], "[[8, 2], [4]]"), ([[], ()], "[[], []]"), ([[[1]]], "[[?]]"),
     ],
 )  # fmt: skip
 def test_shapes_of_any_form_are_text(tmp_path, sizes, text):
