@@ -13,6 +13,7 @@ from engine.diagnose.load import load_spans
 from engine.diagnose.times import step_times
 from engine.job.driver import Driver, Watch
 from engine.job.run import run_folder
+from engine.parallel.pieces import pieces_of
 from engine.spec.base import Noun
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
@@ -68,8 +69,7 @@ def rungs_of(recipe: Recipe) -> tuple[Rung, ...]:
     ladder.append(Rung(name="+ parallel block", sets=("model.block=parallel",)))
     ladder.append(Rung(name="+ sliding window", sets=(f"model.window={window}",)))
     if layout.tp > 1 and layout.sequence_parallel:
-        own = recipe.overlap.tp_pieces
-        pieces = own if own > 1 else 0
+        pieces = max(recipe.overlap.tp_pieces, pieces_of(recipe, cut=True))
         tp_sets = (f"overlap.tp_pieces={pieces}", "overlap.tp=true")
         ladder.append(Rung(name="+ TP overlap", sets=tp_sets))
     if layout.pp > 1:

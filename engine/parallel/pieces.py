@@ -2,7 +2,8 @@
 
 More pieces hide more, and cost a latency each: k pieces of a GEMM of g seconds behind a transfer of
 w seconds take  w/k + l  for the first transfer, (k - 1) times the longer of  w/k + l  and  g/k, and
-g/k for the last GEMM. A pure function of the recipe, so that every run cuts alike and adds alike.
+g/k for the last GEMM. A pure function of the recipe and the kind of device, so that every run cuts
+alike and adds alike.
 """
 
 from engine.spec.recipe import Recipe
@@ -13,17 +14,24 @@ _UNKNOWN = 4
 _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
-def pieces_of(recipe: Recipe) -> int:
-    """Pieces of the recipe's tensor-parallel GEMMs; divides the tokens that a rank holds."""
+def pieces_of(recipe: Recipe, *, on_cpu: bool = False, cut: bool = False) -> int:
+    """Pieces of the recipe's tensor-parallel GEMMs; divides the tokens that a rank holds.
+
+    On a CPU that the recipe does not describe they stay whole: transfers are work for the cores
+    that multiply, so nothing hides, and a step in pieces took up to twice as long. `cut` asks how
+    many there would be if they were to be cut, whatever the recipe's switches say.
+    """
     layout, overlap = recipe.layout, recipe.overlap
-    if overlap.tp_pieces:
+    if overlap.tp_pieces and not cut:
         return overlap.tp_pieces
-    if layout.tp == 1 or not overlap.tp or not layout.sequence_parallel:
+    if layout.tp == 1 or not layout.sequence_parallel or not (overlap.tp or cut):
         return 1
     counts = cuts(recipe.model.seq // layout.tp)
     if not counts:
         return 1  # the recipe's check refuses this where it was meant to overlap
     cost = _costs(recipe)
+    if cost is None and on_cpu:
+        return 1
     if cost is None:
         return min(counts, key=lambda k: abs(k - _UNKNOWN))
     return min(counts, key=lambda k: (pipelined_s(k, *cost), k))

@@ -67,7 +67,7 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
         Size,
         doc(
             "pieces a tensor-parallel GEMM is cut into; 1 = whole, 0 = auto: with overlap.tp as "
-            "many as [cluster] makes fastest (4 where it is not given), else 1"
+            "many as [cluster] makes fastest (where it is not given 4, on CPUs 1), else 1"
         ),
     ] = 0
     dp: Annotated[bool, doc("parameter gathers and gradient reductions per chunk")] = True

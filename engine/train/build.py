@@ -1,5 +1,6 @@
 """From a recipe to the parts of one rank: model chunks, shards, optimizers, pipelines."""
 
+import logging
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from engine.schedule.comm import add_comm, forward_only
 from engine.schedule.schedule import Schedule
 from engine.schedule.verify import verify
 from engine.spec.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 
 class Unit(NamedTuple):
@@ -64,7 +67,9 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     """Create this rank's part of the model with its initial values, and all that moves it."""
     layout, model = recipe.layout, recipe.model
     program = step_program(recipe)
-    pieces = pieces_of(recipe)
+    pieces = pieces_of(recipe, on_cpu=device.torch_device.type == "cpu")
+    if recipe.overlap.tp and layout.tp > 1 and pieces == 1:
+        logger.info("tensor-parallel GEMMs stay whole: on this CPU nothing would hide")
     chunker = Chunker(mesh.tp, pieces=pieces, ahead=recipe.overlap.tp, events=events)
     axis = TensorAxis(
         mesh.tp, sequence_parallel=layout.sequence_parallel, events=events,

@@ -54,9 +54,7 @@ def train(
     ] = "local",
     drill: Annotated[
         list[str] | None,
-        typer.Option(
-            "--drill", help="Inject a fault after N steps: KIND:rank=R@step=N; may be repeated."
-        ),
+        typer.Option("--drill", help="Fault after N steps: KIND:rank=R@step=N; may be repeated."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Watch a run that goes on: RECIPE is its name then.")

@@ -44,3 +44,9 @@ def test_what_a_recipe_gets():
     assert pieces_of(changed(overlap={"tp": True})) == 4
     assert pieces_of(changed(overlap={"tp": True, "tp_pieces": 8})) == 8
     assert pieces_of(changed(overlap={"tp": True}, layout={"tp": 1})) == 1
+
+
+def test_on_a_cpu_only_a_described_link_or_a_wish_cuts():
+    assert pieces_of(changed(overlap={"tp": True}), on_cpu=True) == 1
+    assert pieces_of(changed(overlap={"tp": True, "tp_pieces": 4}), on_cpu=True) == 4
+    assert pieces_of(with_cluster(0.0), on_cpu=True) == MOST_PIECES
