@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.diagnose.readers.files import FileFault, read_chunks
-from engine.diagnose.readers.job import Job
+from engine.diagnose.readers.job import WORLD_LIMIT, Job
 from engine.diagnose.waits import Waiting
 
 HANG_S = 5.0
@@ -155,7 +155,7 @@ def _beat(line: bytes, own: int, path: Path) -> Beat | None:
     except (msgspec.DecodeError, RecursionError, ValueError, TypeError, AttributeError,
             OverflowError):  # fmt: skip
         return None
-    if rank < 0 or not (math.isfinite(time) and math.isfinite(since)):
+    if not (0 <= rank < WORLD_LIMIT and math.isfinite(time) and math.isfinite(since)):
         return None
     return Beat(rank, time, since, step, phase, micro, str(path))
 

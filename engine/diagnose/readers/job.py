@@ -14,7 +14,8 @@ import msgspec
 from engine.diagnose.readers.files import FileFault, read_limited
 
 _LIMIT = 16 << 20
-_WORLD_LIMIT = 1 << 20
+WORLD_LIMIT = 1 << 20
+"""Ranks of the largest job that is believed."""
 
 
 class Job(NamedTuple):
@@ -68,7 +69,7 @@ def read_job(folder: Path) -> Job:
     product = 1
     for _, degree in degrees:
         product *= degree
-    if not 0 < world <= _WORLD_LIMIT or product != world or min(d for _, d in degrees) < 1:
+    if not 0 < world <= WORLD_LIMIT or product != world or min(d for _, d in degrees) < 1:
         raise FileFault(f"says world_size {world}, but its degrees multiply to {product}")
     return Job(str(value.get("job", ""))[:200], world, degrees, members)
 
@@ -78,7 +79,7 @@ def read_members(folder: Path) -> dict[str, tuple[int, ...]]:
     members: dict[str, tuple[int, ...]] = {}
     if not folder.is_dir():
         return members
-    for path in sorted(folder.glob("*.json"))[:_WORLD_LIMIT]:
+    for path in sorted(folder.glob("*.json"))[:WORLD_LIMIT]:
         try:
             value = msgspec.json.decode(
                 read_limited(path, _LIMIT), type=dict[str, dict[str, str | list[int]]]

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.diagnose.readers.files import FileFault, read_limited
+from engine.diagnose.readers.job import WORLD_LIMIT
 
 _LIMIT = 64 << 20
-_COUNT = re.compile(r"^\s*(\d+) ranks? (?:have|has) launched up to operation (\d+)")
-_RANK = re.compile(r"^\s*Rank (\d+) -- GPU (\S+) managed by process (\d+) on node (\S+)")
+_COUNT = re.compile(r"^\s*(\d{1,7}) ranks? (?:have|has) launched up to operation (\d{1,19})\b")
+_RANK = re.compile(r"^\s*Rank (\d{1,7}) -- GPU (\S+) managed by process (\d+) on node (\S+)")
 _COMM = re.compile(r"#?(\d+-\d+)?\s*\(?([0-9a-f]{8,16})\)?")
 _DEAD = re.compile(r"^\s*Process (\d+) on node (\S+) managing GPU(?:s)? (.+)")
-_SIZE = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s+\d+\s+\w+", re.MULTILINE)
+_SIZE = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+\s+(\d{1,7})\s+\d+\s+\w+", re.MULTILINE)
 
 
 class Lag(NamedTuple):
@@ -47,7 +48,8 @@ def read_ras(path: Path) -> Ras:
     if data.lstrip()[:1] in (b"{", b"["):
         try:
             return _from_json(msgspec.json.decode(data))
-        except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
+        except (msgspec.DecodeError, RecursionError, TypeError, ValueError,
+                AttributeError) as error:  # fmt: skip
             raise FileFault(f"is no RAS report: {error}") from None
     return _from_text(data.decode(errors="replace"))
 
@@ -102,8 +104,9 @@ def _lag(
     ahead = sorted(r for op, ranks in listed.items() if op > low for r in ranks)
     behind = sorted(listed.get(low, []))
     total = size or sum(n for _, n in counts)
-    if not behind and ahead and len(ahead) == sum(n for op, n in ordered if op > low):
-        behind = [r for r in range(total) if r not in set(ahead)]
+    told = len(ahead) == sum(n for op, n in ordered if op > low)
+    if not behind and ahead and told and total <= WORLD_LIMIT:
+        behind = sorted(set(range(total)) - set(ahead))
     return Lag(name, tuple(behind), tuple(ahead), tuple(ordered), node, line)
 
 

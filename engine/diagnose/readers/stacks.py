@@ -14,8 +14,8 @@ from engine.diagnose.readers.files import FileFault, read_limited
 
 _LIMIT = 16 << 20
 _RANK = re.compile(r"(\d{1,7})(?:\.\w+)*$")
-_FAULT = re.compile(r'^\s*File "([^"]{1,400})", line (\d+) in (.{1,200})$')
-_SPY = re.compile(r"^\s{4,}(?:\d+: )?(\S.{0,200}?) \((.{1,400}?):(\d+)\)")
+_FAULT = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,9}) in (.{1,200})$')
+_SPY = re.compile(r"^\s{4,}(?:\d+: )?(\S.{0,200}?) \((.{1,400}?):(\d{1,9})\)")
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b.*")
 _WAITS = re.compile(
     r"distributed_c10d|c10d_logger|torch/distributed|megatron/.*p2p|deepspeed/comm|"

@@ -67,11 +67,12 @@ def test_the_graph_says_who_and_the_log_says_why():
     )  # fmt: skip
     log = found(
         "crash", "cuda_oom", ranks=(5,), confidence=0.5, source="logs", why="two lines",
-        nodes=("n1",), evidence=(Evidence(file="log", line=3),), next="shrink it",
+        nodes=("n1",), device="GPU 1", evidence=(Evidence(file="log", line=3),), next="shrink it",
     )  # fmt: skip
     for pair in ([hang, log], [log, hang]):
         (one,) = arrange(pair)
         assert (one.kind, one.category, one.ranks, one.nodes) == ("hang", "cuda_oom", (5,), ("n1",))
+        assert one.device == "GPU 1"
         assert one.confidence == pytest.approx(1 - 0.2 * 0.5)
         assert one.why == "two lines; seven wait"
         assert [e.file for e in one.evidence] == ["log", "dump"]

@@ -70,6 +70,19 @@ def test_beyond_sixteen_stuck_ranks_nobody_is_singled_out():
     assert "16 ranks (2, 3, 4, 5, 6, 7, ...)" in finding.what
 
 
+@pytest.mark.parametrize(("stuck", "named"), [(25, 25), (26, 0)])
+def test_in_a_large_job_a_quarter_may_be_stuck(stuck, named):
+    sinks = range(100 - stuck, 100)
+    states = [waiting(r, *sinks) for r in range(100 - stuck)] + [waiting(r) for r in sinks]
+    assert len(hang(states, 100).ranks) == named
+
+
+@pytest.mark.parametrize(("world", "named"), [(19, tuple(range(3, 19))), (20, ())])
+def test_of_very_many_ranks_without_evidence_none_is_named(world, named):
+    lost = Waiting(2, frozenset(), "?", lost=True)
+    assert hang([waiting(0, 2), waiting(1, 2), lost], world).ranks == named
+
+
 def test_ranks_that_went_past_a_call_have_parted():
     states = [
         waiting(0, 1, at="step 6 norm", parted_from=frozenset({1}), age_s=3.0),

@@ -1,6 +1,7 @@
 """Event files as arrays: own time of nested spans, tails, and files that no run wrote."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -214,6 +215,20 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
     with pytest.raises(TraceError, match="more than") as caught:
         decode_lines(path)
     assert "tail" in caught.value.remedy
+
+
+@pytest.mark.multi
+def test_over_several_processes_the_arrays_are_the_same(tmp_path, monkeypatch):
+    for rank in (0, 1):
+        write(tmp_path, rank, [CLOCK, *step_of(0, 0), *step_of(1, 100)])
+    write(tmp_path, 2, [{}])
+    alone = load_spans(tmp_path)
+    monkeypatch.setattr(load, "_ALONE", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    several = load_spans(tmp_path)
+    assert np.array_equal(several.step_s, alone.step_s)
+    assert (several.tails, several.unreadable) == (alone.tails, alone.unreadable)
+    assert len(several.unreadable) == 1
 
 
 def test_steps_far_apart_need_no_room_in_between(tmp_path):

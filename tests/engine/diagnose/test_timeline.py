@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from engine.diagnose import timeline
 from engine.diagnose.load import Line
 from engine.diagnose.timeline import _arrows, lanes_of, write_timeline
 from engine.errors import TraceError
@@ -98,6 +99,15 @@ def test_only_the_steps_asked_for_are_written(tmp_path, steps, slices):
 def test_of_many_ranks_the_first_are_written(tmp_path):
     made = write_timeline(run(tmp_path), tmp_path / "t.json", LAYOUT, steps=(1, 1), most_ranks=1)
     assert (made.ranks, made.slices, made.arrows) == (1, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("t.json", "_MOST_JSON"), ("t.pftrace", "_MOST_PERFETTO")]
+)
+def test_how_many_a_viewer_opens_depends_on_the_form(tmp_path, monkeypatch, name, limit):
+    monkeypatch.setattr(timeline, limit, 1)
+    made = write_timeline(run(tmp_path), tmp_path / name, LAYOUT, steps=(1, 1))
+    assert made.ranks == 1
 
 
 def test_no_events_of_the_steps_is_an_error_and_no_file(tmp_path):

@@ -52,7 +52,7 @@ def test_one_file_may_hold_many_ranks_under_other_names_and_in_any_order(tmp_pat
 
 BAD = [
     b"{", b"[]", b"3", b"null", b'{"rank": 0}', b'{"t": "soon", "rank": 0}', b'{"t": 1}',
-    b'{"t": 1, "rank": -1}', b'{"t": 1, "rank": 0, "step": "x"}',
+    b'{"t": 1, "rank": -1}', b'{"t": 1, "rank": 1048576}', b'{"t": 1, "rank": 0, "step": "x"}',
     b'{"t": 1, "rank": 0, "step": [1]}',
     b'{"t": "nan", "rank": 0}', b'{"t": "inf", "rank": 0}', b'{"t": 1, "since": "inf", "rank": 0}',
     b'{"t": ' + b"9" * 400 + b', "rank": 0}', b'{"a":' * 9999, b"\xff\xff",

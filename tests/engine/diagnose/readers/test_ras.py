@@ -1,6 +1,9 @@
 import json
 
+import pytest
+
 from engine.diagnose.foreign import Inputs, diagnose_foreign
+from engine.diagnose.readers.files import FileFault
 from engine.diagnose.readers.ras import read_ras
 
 TEXT = """
@@ -53,3 +56,30 @@ def test_the_json_form(tmp_path):
     path.write_text(json.dumps({"communicators": [{"hash": "ab", "ranks": ranks}]}))
     verdict = diagnose_foreign(Inputs(ras=path)).verdict
     assert (verdict.category, verdict.ranks) == ("rank_blocked", (4,))
+
+
+def test_all_that_are_not_listed_as_ahead_are_behind_in_a_world_that_can_be(tmp_path):
+    first = "3 ranks have launched up to operation 70\n  1 ranks have launched up to operation 71\n"
+    path = report(tmp_path, first + RANK.format(r=7))
+    text = path.read_text()
+    assert len(read_ras(path).lags[0].behind) == 31
+    path.write_text(text.replace("  32        32 ", " 9999999   32 "))
+    assert read_ras(path).lags[0].behind == ()
+    path.write_text(text.replace("operation 71", "operation " + "7" * 5000))
+    assert read_ras(path).lags == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "nothing of the kind", "{", "[1", '{"ranks": [{"rank": 1, "op_count": "many"}]}',
+        '{"ranks": [{}, 3]}', '{"ranks": [{}, null]}', '{"missing": 5}',
+        '{"ranks": [{"rank": []}, 1]}',
+        '{"ranks": [{"rank": {}, "op_count": 1}]}', '{"a":' * 100_000,
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_a_fault(tmp_path, text):
+    path = tmp_path / "ras.json"
+    path.write_text(text)
+    with pytest.raises(FileFault):
+        read_ras(path)

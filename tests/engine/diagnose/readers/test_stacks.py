@@ -37,3 +37,18 @@ def test_text_without_a_stack_is_a_fault(tmp_path):
     (tmp_path / "rank_0.txt").write_text("nothing here\n")
     with pytest.raises(FileFault):
         read_stack(tmp_path / "rank_0.txt")
+
+
+@pytest.mark.parametrize("line", ["9" * 5000, "-1", "x", ""])
+def test_a_line_number_that_is_none_is_no_frame(tmp_path, line):
+    path = tmp_path / "rank_0.txt"
+    path.write_text(PY_SPY.replace("train.py:40", f"train.py:{line}"))
+    assert [frame.function for frame in read_stack(path).frames] == ["all_reduce", "wrapper"]
+    path.write_text(FAULT.replace("line 90", f"line {line}"))
+    assert [frame.function for frame in read_stack(path).frames] == ["read"]
+
+
+def test_a_file_without_a_rank_in_its_name_is_a_fault(tmp_path):
+    (tmp_path / "stack.txt").write_text(FAULT)
+    with pytest.raises(FileFault, match="rank"):
+        read_stack(tmp_path / "stack.txt")
