@@ -94,12 +94,12 @@ def _driver_obeys(look: Look) -> bool:
 
 def _cpu_list(look: Look, name: str) -> list[int]:
     """`0-3,8` as numbers."""
-    found: list[int] = []
-    for part in (look.probe.read(f"{_CPU}/{name}") or "").split(","):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+    found: set[int] = set()
+    for part in set((look.probe.read(f"{_CPU}/{name}") or "").split(",")):
+        ends = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part.strip())
         if ends and int(ends[2] or ends[1]) < 1 << 16:
-            found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    return found
+            found |= set(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+    return sorted(found)
 
 
 def memory(look: Look) -> list[CheckResult]:
@@ -341,9 +341,10 @@ def cgroup(look: Look) -> list[CheckResult]:
                 unit="B",
             )
         )
-    quota = (look.probe.read(f"{folder}/cpu.max") or "max").split()
-    if quota[0] != "max" and number(quota[0]) is not None:
-        share = (number(quota[0]) or 0) / (number(quota[-1]) or 100_000)
+    quota, _, period = (look.probe.read(f"{folder}/cpu.max") or "max").strip().partition(" ")
+    allowed = number(quota)
+    if allowed is not None:
+        share = allowed / (number(period) or 100_000)
         if share < look.probe.cpus() * 0.9:
             bad.append(
                 problem(
@@ -380,15 +381,16 @@ def _oom_kills(look: Look, folder: str) -> list[CheckResult]:
         for line in (look.probe.read(f"{folder}/memory.events") or "").splitlines()
         if len(line.split()) == 2
     )
-    if (number(events.get("oom_kill")) or 0) > 0:
+    killed = number(events.get("oom_kill")) or 0
+    if killed > 0:
         return [
             problem(
                 "warn",
                 "memory.events",
-                f"{events['oom_kill']} processes were killed for memory",
+                f"{killed:.0f} processes were killed for memory",
                 remedy="raise the job's memory request, or lower its use",
                 action="watch",
-                measured=int(events["oom_kill"]),
+                measured=int(killed),
                 expected=0,
             )
         ]

@@ -6,6 +6,7 @@ needs and is not there raises MissingError, which the runner reports as `skip` w
 """
 
 import errno
+import math
 import os
 import resource
 import socket
@@ -106,12 +107,13 @@ def uptime(probe: Probe) -> Uptime:
 
 
 def number(text: str | None) -> float | None:
-    """The first word of a text as a number; None if it is not one."""
-    words = (text or "").split()
+    """The first word of a text as a number; None if it is not one, or without end."""
+    words = (text or "").split(maxsplit=1)
     try:
-        return float(words[0]) if words else None
+        value = float(words[0]) if words else math.nan
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 class RealProbe:

@@ -33,7 +33,7 @@ def test_the_kernels_own_files(probe):
 def test_a_number_is_the_first_word_or_nothing():
     assert number("400 Gb/sec (4X NDR)") == 400.0
     assert number("32.0 GT/s PCIe") == 32.0
-    assert [number(t) for t in ("", None, "max", "N/A")] == [None] * 4
+    assert [number(t) for t in ("", None, "max", "N/A", "nan", "-inf", "1e999")] == [None] * 7
 
 
 @pytest.mark.multi
