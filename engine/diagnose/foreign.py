@@ -20,7 +20,7 @@ from engine.diagnose.logs.reading import read_logs
 from engine.diagnose.logs.triage import Triage
 from engine.diagnose.readers.beats import Beat, read_beats
 from engine.diagnose.readers.files import FileFault, files_below
-from engine.diagnose.readers.flight import Dump, dump_rank, read_dump
+from engine.diagnose.readers.flight import Dump, read_dumps
 from engine.diagnose.readers.job import NOTHING, Job, read_job, read_members
 from engine.diagnose.readers.kineto import Trace, read_trace
 from engine.diagnose.readers.ras import Ras, read_ras
@@ -139,7 +139,7 @@ def _gather(inputs: Inputs, on_progress: Callable[[float], None]) -> Gathered:
         triage, count, bad = read_logs(paths, on_progress=on_progress)
         faults += bad
         read["logs"] = count
-    dumps = tuple(d for _, d in _each(inputs.fr, _dump_of, faults))
+    dumps = tuple(_dumps(inputs.fr, faults))
     beats, bad_beats = read_beats(files_of(inputs.heartbeats))
     segments, bad_segments = read_segments(files_of(inputs.segments))
     faults += bad_beats + bad_segments
@@ -172,11 +172,12 @@ def _job(inputs: Inputs, faults: list[tuple[str, str]]) -> Job:
     return NOTHING
 
 
-def _dump_of(path: Path) -> Dump:
-    rank = dump_rank(path)
-    if rank is None:
-        raise FileFault("its name does not end with a rank")
-    return read_dump(path, rank)
+def _dumps(place: Path | None, faults: list[tuple[str, str]]) -> Iterator[Dump]:
+    for path, found in read_dumps(list(files_of(place))):
+        if isinstance(found, str):
+            faults.append((str(path), found))
+        else:
+            yield found
 
 
 def _each(

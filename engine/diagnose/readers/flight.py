@@ -5,8 +5,10 @@ gloo dumps do not, never move an entry past `scheduled` (only `retired` tells) a
 send or receive.
 """
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ from engine.diagnose.readers.files import FileFault, read_limited
 from engine.diagnose.readers.unpickle import load_plain
 
 _SIZE_LIMIT = 512 << 20
+_ALONE = 8 << 20
+"""Bytes below which starting processes costs more than it saves."""
 _TEXT, _SHAPES = 200, 64
 _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|gz|trace|dump))*$")
 _PEER = re.compile(r"(?:send|recv)\w* (\d+)(?:->|<-)(\d+)")
@@ -53,6 +57,33 @@ def dump_rank(path: Path) -> int | None:
     """The rank that a file name ends with: `_dump_12`, `rank_3.json`, `nccl_trace_rank_7`."""
     found = _RANK.search(path.name)
     return int(found[1]) if found else None
+
+
+def read_dumps(paths: Sequence[Path]) -> Iterator[tuple[Path, "Dump | str"]]:
+    """Each dump, or why it cannot be read; on several cores where there is much to read."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if cores < 2 or len(paths) < 2 or sum(map(_size, paths)) < _ALONE:
+        yield from zip(paths, map(_outcome, paths), strict=True)
+        return
+    with ProcessPoolExecutor(min(cores, 16, len(paths))) as pool:
+        yield from zip(paths, pool.map(_outcome, paths, chunksize=4), strict=True)
+
+
+def _outcome(path: Path) -> "Dump | str":
+    rank = dump_rank(path)
+    if rank is None:
+        return "its name does not end with a rank"
+    try:
+        return read_dump(path, rank)
+    except FileFault as fault:
+        return str(fault)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def read_dump(path: Path, rank: int) -> Dump:

@@ -7,7 +7,7 @@ import pytest
 
 from engine.diagnose.readers import flight
 from engine.diagnose.readers.files import FileFault
-from engine.diagnose.readers.flight import Call, dump_rank, read_dump
+from engine.diagnose.readers.flight import Call, dump_rank, read_dump, read_dumps
 
 
 def entry(seq, state="completed", *, group="0", name="nccl:all_reduce", number=0, **more):
@@ -164,3 +164,16 @@ def test_a_dump_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(flight, "_SIZE_LIMIT", path.stat().st_size - 1)
     with pytest.raises(FileFault, match="larger"):
         read_dump(path, 0)
+
+
+@pytest.mark.multi
+def test_on_several_cores_the_same_is_read_and_faults_keep_their_place(tmp_path, monkeypatch):
+    for rank in range(6):
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps({"entries": [], "version": "2.9"}, 2))
+    (tmp_path / "dump_3").write_bytes(b"")
+    paths = [*sorted(tmp_path.iterdir()), tmp_path / "gone_7", tmp_path / "no-number"]
+    alone = list(read_dumps(paths))
+    monkeypatch.setattr(flight, "_ALONE", 0)
+    assert list(read_dumps(paths)) == alone
+    assert [path for path, _ in alone] == paths
+    assert [n for n, (_, found) in enumerate(alone) if isinstance(found, str)] == [3, 6, 7]
