@@ -4,6 +4,7 @@ A kind is a handful of numbers from which a whole recording is made; a change (a
 sick.json) overlays it. So a sick machine is one line that says only what is wrong with it.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 from engine.health.look import Look, Memory
 from engine.health.nvml import Gpu, GpuState
 from engine.health.probe import Ran, Space
-from engine.health.profile import builtin_profiles, choose
+from engine.health.profile import Profile, builtin_profiles, choose
 from engine.health.recording import RecordedProbe, Recording
 from engine.health.result import CheckResult
 
@@ -234,10 +235,15 @@ def machine(kind: str, change: dict[str, Any] | None = None) -> tuple[Recording,
 def look_at(kind: str, change: dict[str, Any] | None = None, **more: Any) -> Look:
     """A visit to a machine with the profile that fits it; `profile` changes what is expected."""
     recording, before = machine(kind, change)
-    profile = choose(builtin_profiles(), recording.gpus)
+    profile = choose(_profiles(), recording.gpus)
     profile = msgspec.structs.replace(profile, **more.pop("profile", {}))
     more = {"before": before, "uptime_s": UPTIME_S, "folder": "/data"} | more
     return Look(probe=RecordedProbe(recording), profile=profile, **more)
+
+
+@functools.cache
+def _profiles() -> tuple[Profile, ...]:
+    return builtin_profiles()
 
 
 def brief(results: list[CheckResult]) -> list[tuple[str, str, str]]:
