@@ -28,7 +28,7 @@ def fleet(offsets, jitter=0, steps=9):
     }
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.integers(-(10**9), 10**9), min_size=8, max_size=8))
 def test_offsets_come_back_whatever_the_lengths_of_the_calls(offsets):
     found = align(fleet(offsets), {}, LAYOUT)

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.diagnose import load
@@ -80,6 +80,7 @@ def test_only_the_newest_steps_are_kept(tmp_path):
     assert np.isnan(spans.step_s[1]).tolist() == [False, True]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 20))
 def test_the_own_times_of_nested_spans_sum_to_the_outermost(lengths, gap):
     start, inner = 0, []
@@ -171,6 +172,7 @@ def test_attributes_that_are_no_numbers_do_not_end_the_reading(tmp_path, value):
     assert load_spans(tmp_path).microbatches == (3 if value == 2.5 else 2 if value is True else 1)
 
 
+@settings(max_examples=50)
 @given(
     st.one_of(st.none(), st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
 )

@@ -13,6 +13,7 @@ def column(*values):
     return np.array(values, np.float32)[:, None]
 
 
+@settings(max_examples=20)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_places_are_those_of_the_layout(tp, pp, dp):
     layout = ParallelLayout(tp=tp, pp=pp, dp=dp)
@@ -22,7 +23,7 @@ def test_places_are_those_of_the_layout(tp, pp, dp):
     assert at.replica.tolist() == [c.dp for c in coords]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 99))
 def test_the_median_of_a_group_is_numpys_but_of_two_peers_the_quicker(group, seed):
     values = np.random.default_rng(seed).random((len(group), 3)).astype(np.float32)
@@ -69,6 +70,7 @@ def test_peers_that_do_nothing_and_missing_numbers_give_zeros_and_no_infinities(
         assert np.isfinite(excess(column(np.nan, 1, 1, np.inf), at)).all()
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 99), st.floats(0.1, 1000))
 def test_a_fleet_that_is_slower_as_a_whole_has_the_same_excess(seed, factor):
     at = places(ParallelLayout(tp=4, pp=2, dp=2), np.arange(16, dtype=np.int32))

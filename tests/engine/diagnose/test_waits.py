@@ -1,6 +1,6 @@
 """The wait-for graph: sinks, circles and distances, against a search by hand."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.diagnose.waits import Waiting, wait_graph
@@ -66,6 +66,7 @@ def test_whoever_waits_longest_for_one_that_went_past_is_the_parted_pair():
 EDGES = st.dictionaries(st.integers(0, 9), st.sets(st.integers(0, 9), max_size=3))
 
 
+@settings(max_examples=50)
 @given(EDGES)
 def test_the_graph_agrees_with_its_definition(edges):
     graph = wait_graph(states(edges), range(10))

@@ -30,7 +30,7 @@ LINES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(LINES, max_size=30), st.booleans(), st.sampled_from([40, 1000]))
 def test_hits_are_those_of_the_table_line_by_line(tmp_path_factory, lines, ends, chunk):
     path = tmp_path_factory.mktemp("scan") / "log"
