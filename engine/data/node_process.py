@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -125,6 +126,18 @@ def _feed(recipe: Recipe, task: NodeTask, samples: Samples, order: SampleOrder) 
     return Feed(samples, order, shares, Ring.create(shape))
 
 
+@contextlib.contextmanager
+def _gone_with(listener: socket.socket) -> Iterator[None]:
+    """Remove the socket and its folder at the end: a parent that was killed cannot."""
+    path = listener.getsockname()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
+
+
 def main() -> int:
     """Entry: descriptor of the listening socket, task as JSON; stdin is a pipe of the parent's.
 
@@ -133,7 +146,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.configure("data")
     task = msgspec.json.decode(sys.argv[2].encode(), type=NodeTask)
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
+    with socket.socket(fileno=int(sys.argv[1])) as listener, _gone_with(listener):
         try:
             feeds = open_feeds(load_recipe(Path(task.recipe)), task)
         except EngineError as error:

@@ -144,6 +144,7 @@ def test_it_ends_with_its_ranks_and_with_its_parent(asked, tmp_path):
         for loader in loaders:
             loader.close()
         assert ended(process) == 0
+        assert not Path(process.address).parent.exists(), "though its parent has not cleaned up"
     _, process = started(alone, tmp_path, 1)
     assert process.code is None
     assert process.stop() == 0
