@@ -181,12 +181,15 @@ def show_months(ui: Ui, found: "Months") -> None:
         ("lost to self-checks", show_ratio(found.lost_to_checks)),
         ("lost to restarts", show_ratio(found.lost_to_restarts)),
         ("lost to waiting for nodes", show_ratio(found.lost_to_waiting)),
+        ("lost to fewer replicas", show_ratio(found.lost_to_fewer_replicas)),
         ("faults", str(found.faults)),
         ("nodes evicted", f"{found.evictions}, {found.wrong_evictions} of them without fault"),
         ("GPU-hours lost", show_count(found.gpu_hours_lost)),
         ("money lost", show_count(found.money_lost)),
     ]
     ui.table(f"{found.days:g} simulated days", ("what", "value"), rows)
+    if found.ended:
+        ui.note(f"the job ended early: {found.ended}")
 
 
 def show_text(ui: Ui, document: dict[str, str]) -> None:
