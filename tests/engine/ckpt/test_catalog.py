@@ -105,6 +105,14 @@ def test_every_folder_has_its_state(root):
     assert forty.layout is None
 
 
+def test_of_many_faults_three_are_told(tmp_path):
+    save(tmp_path, 1, 1, 4, dense(torch.float32))
+    for path in (tmp_path / "step-00000001").glob("*.safetensors"):
+        path.unlink()
+    (info,) = catalog(tmp_path)
+    assert info.why == "; ".join(f"rank-0000{i}.safetensors is absent" for i in range(3))
+
+
 def test_the_time_is_the_manifests_or_that_of_the_newest_file(root):
     newest = root / "step-00000040" / "manifest.json"
     os.utime(newest, (2e9, 2e9))

@@ -22,6 +22,7 @@ from engine.ckpt.flush import (
     read_parts,
 )
 from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.partner import PEERS
 from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.save import Part, describe_part
 from engine.ckpt.snapshot import host_view, plan_pieces
@@ -401,3 +402,35 @@ def test_a_partner_that_does_not_answer_is_not_waited_for(node, monkeypatch, cap
     assert caplog.text.count("no copy on another node") == 1
     node.round()
     assert node.spool.ticket(0, 0).state == "flushed"
+
+
+def test_two_nodes_keep_each_others_snapshots(tmp_path):
+    here, there = Node(tmp_path / "a"), Node(tmp_path / "b")
+    there.spool.write_peers(Peers(secret="s", node="b", source="a"))
+    there.round()
+    here.spool.write_peers(Peers(secret="s", node="a", to=there.spool.address()))
+    ticket = here.snapshot(8, 1)
+    here.round()
+    copies = Spool(there.spool.folder / PEERS / "a")
+    assert copies.ticket(1, 0).folder == ticket.folder
+    size = ticket.part.file.bytes
+    assert copies.image(1, 0).read_bytes()[:size] == here.spool.image(1, 0).read_bytes()[:size]
+    for node in (here, there):
+        node.flusher._partner._server.close()
+
+
+def test_copies_are_served_for_the_time_of_a_restart_or_until_the_end(node, monkeypatch):
+    partner = node.flusher._partner
+    assert not partner.is_wanted()
+    node.spool.write_peers(Peers(secret="s", node="a"))
+    node.round()
+    assert node.spool.address() == partner._server.address
+    assert partner.is_wanted()
+    monkeypatch.setattr(flush.time, "monotonic", lambda: partner._began + flush.LINGER_S)
+    assert not partner.is_wanted()
+    monkeypatch.setattr(flush.time, "monotonic", lambda: partner._began + flush.LINGER_S - 1)
+    os.close(node.spool.take("r00000.owner"))
+    assert partner.is_wanted()
+    node.spool.mark_closed(0)
+    assert not partner.is_wanted()
+    partner._server.close()
