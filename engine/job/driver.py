@@ -170,12 +170,15 @@ class Driver:
         need = self.recipe.job.nodes
         if self._adopts():
             return self._keep_going()
-        came = self.pump(lambda: self._interrupts > 0 or len(self._warm()) >= need, _JOIN_S)
+        self.pump(
+            lambda: self._interrupts > 0 or len(self._warm()) >= need or self._too_few(need),
+            _JOIN_S,
+        )
         if self._interrupts:
             self.enter("stop")
             self.enter("ended")
             return Cause("the ranks did not start", "", RunFailed, is_own=False)
-        if not came:
+        if len(self._warm()) < need:
             self.enter("gave_up")
             return self._no_nodes(need)
         names = sorted((node.name for node in self._warm()), key=_natural)
@@ -237,11 +240,18 @@ class Driver:
     def _warm(self) -> list[Node]:
         return [node for node in self.nodes if node.is_here and node.is_warm]
 
+    def _too_few(self, need: int) -> bool:
+        """Whether executors that this driver started are gone, and none come by themselves."""
+        gone = sum(node.state in ("lost", "left", "evicted") for node in self.nodes)
+        return self.place.can_start > 0 and 0 < gone > len(self.nodes.all) - need
+
     def _no_nodes(self, need: int) -> Cause:
-        log = self.folder / "log" / "executor.log"
+        log = self.folder / "log"
         notes = "; ".join(f"{n.name}: {n.note}" for n in self.nodes if n.note)
-        what = f"{len(self._warm())} of {need} nodes came within {_JOIN_S:g} s"
-        return Cause(f"{what}; {notes}" if notes else what, f"read {log}", RunFailed, True)
+        limit = "" if self._too_few(need) else f" within {_JOIN_S:g} s"
+        what = f"{len(self._warm())} of {need} nodes came{limit}"
+        return Cause(f"{what}; {notes}" if notes else what, f"read executor*.log in {log}",
+                     RunFailed, True)  # fmt: skip
 
     def start_ranks(self) -> None:
         """Have all ranks started, in the blocks of the present order of nodes."""

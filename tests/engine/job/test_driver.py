@@ -15,6 +15,7 @@ from engine.comm.listen import listening_socket
 from engine.errors import CheckpointError, MissingError, RunFailed
 from engine.job.driver import Driver, Watch
 from engine.job.incident import incident_folder, read_recoveries
+from engine.job.place import LocalPlace
 from engine.job.run import RunResult, read_result
 from engine.spec.layout import ParallelLayout
 from engine.spec.recipe import Recipe
@@ -221,6 +222,15 @@ def test_a_nursery_that_is_gone_is_a_failed_run_not_a_done_one(tmp_path: Path):
     while processes_of(tmp_path):
         assert time.monotonic() < end, "ranks outlive their nursery"
         time.sleep(0.05)
+
+
+def test_an_executor_that_cannot_start_is_not_waited_for(tmp_path: Path):
+    """Nobody else comes on this machine: five minutes of waiting would end the same way."""
+    place = LocalPlace(wrap=lambda node: ["false"])
+    with pytest.raises(RunFailed) as caught:
+        Driver(made(), tmp_path, Watch(), place=place).run(steps=0, resume="auto")
+    assert caught.value.what.endswith(": 0 of 1 nodes came; local: its executor is gone")
+    assert "executor*.log" in caught.value.remedy
 
 
 def test_ranks_that_a_scheduler_stops_save_and_the_run_is_not_called_done(tmp_path: Path):
