@@ -105,17 +105,18 @@ def all_reduce(tensor: Tensor, group: Group, *, op: str = "sum") -> Work:
     return Work(_tag(group, "all_reduce"), [handle], (tensor,))
 
 
-def all_gather(out: Tensor, part: Tensor, group: Group) -> Work:
+def all_gather(out: Tensor, part: Tensor, group: Group, *, in_turn: bool = False) -> Work:
     """Start gathering equal parts along dimension 0 into `out`, in the order of the group's index.
 
-    `part` may be this rank's slice of `out` itself.
+    `part` may be this rank's slice of `out` itself. Of several under way those `in_turn` end one
+    after the other; gloo's own form works on two at once, and the first is there half as soon.
     """
     if group.size == 1:
         if out.data_ptr() != part.data_ptr():
             out.copy_(part)
         return DONE
     what = _tag(group, "all_gather")
-    if _is_gloo(group) and _is_large(part):
+    if _is_gloo(group) and (in_turn or _is_large(part)):
         places = out.view(group.size, *part.shape)
         handles = _exchange(group, what, list(places), [part] * group.size)
         if places[group.index].data_ptr() != part.data_ptr():
@@ -134,11 +135,11 @@ def broadcast(tensor: Tensor, source: int, group: Group) -> Work:
     return Work(_tag(group, what), [handle], (tensor,))
 
 
-def reduce_scatter(out: Tensor, whole: Tensor, group: Group) -> Work:
+def reduce_scatter(out: Tensor, whole: Tensor, group: Group, *, in_turn: bool = False) -> Work:
     """Start summing `whole` over the group; each rank receives its part of dimension 0 in `out`.
 
     On gloo the parts are exchanged directly and summed in rank order, so the result does not depend
-    on timing, and `whole` must stay unchanged until the wait.
+    on timing, and `whole` must stay unchanged until the wait. `in_turn` is as in `all_gather`.
     """
     if group.size == 1:
         if out.data_ptr() != whole.data_ptr():
@@ -148,7 +149,7 @@ def reduce_scatter(out: Tensor, whole: Tensor, group: Group) -> Work:
     if _is_gloo(group):
         pieces = torch.empty((group.size, *out.shape), dtype=whole.dtype, device=whole.device)
         parts = whole.view(pieces.shape)
-        if not _is_large(out):
+        if not (in_turn or _is_large(out)):
             exchange = dist.all_to_all_single
             handle = _begin(group, "reduce_scatter", exchange, pieces, parts)
             return Work(what, [handle], (whole,)).then(lambda: torch.sum(pieces, 0, out=out))

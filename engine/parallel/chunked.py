@@ -68,7 +68,7 @@ class Chunker:
                 product = torch.matmul(x.view(t, k, m * b, -1)[:, j], weight_t)
                 total = product if total is None else total.add_(product)
             assert total is not None, "there is at least one pair"
-            work = reduce_scatter(out[j], total.view(t * m * b, width), self.group)
+            work = reduce_scatter(out[j], total.view(t * m * b, width), self.group, in_turn=True)
             if self.ahead:
                 pending.append((total, work))
             else:
@@ -81,7 +81,7 @@ class Chunker:
             self._finish("reduce_scatter", piece, work)
 
     def _gather(self, out: Tensor, part: Tensor) -> Work:
-        work = all_gather(out, part, self.group)
+        work = all_gather(out, part, self.group, in_turn=True)
         if not self.ahead:
             self._finish("all_gather", out, work)
         return work

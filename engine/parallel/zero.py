@@ -65,10 +65,10 @@ class ShardedChunk:
         if alone:
             self._gather = DONE
         elif levels is None:
-            self._gather = all_gather(self.flat.data, part, self.mesh.dp_gather)
+            self._gather = all_gather(self.flat.data, part, self.mesh.dp_gather, in_turn=True)
         else:
             block = self._block(self.flat.data, levels)
-            self._gather = all_gather(block, part, levels.far).then(
+            self._gather = all_gather(block, part, levels.far, in_turn=True).then(
                 lambda: all_gather(self.flat.data, block, levels.near).wait()
             )
 
@@ -101,7 +101,7 @@ class ShardedChunk:
                 whole, grad = grad, self._block(grad, levels)
                 reduce_scatter(grad, whole, levels.near).wait()
                 group = levels.far
-            self._reduce = reduce_scatter(self.grad, grad, group)
+            self._reduce = reduce_scatter(self.grad, grad, group, in_turn=True)
 
     def _block(self, buffer: Tensor, levels: Levels) -> Tensor:
         """The parts of a buffer that replicas at this place of their node own."""

@@ -117,10 +117,13 @@ class Trainer:
 
     def _gather_first(self) -> None:
         """Start the gathers that the program begins with: they run while data are fetched."""
-        for action in self.engine.train.program:
+        engine = self.engine
+        for action in engine.train.program:
             if action.kind is not Kind.UNSHARD:
-                return
-            self.engine.stage.shards[action.chunk].start_unshard()
+                break
+            engine.stage.shards[action.chunk].start_unshard()
+        if engine.tied is not None:
+            engine.tied.shard.start_unshard()
 
     def _gather_tied(self) -> None:
         """Bring a tied vocabulary matrix up to date."""
