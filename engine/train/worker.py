@@ -6,6 +6,7 @@ The same entry serves ranks forked by the nursery and ranks started by torchrun
 
 import argparse
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -39,8 +40,9 @@ def warm_up() -> None:
     """Import and touch what every rank needs, in the nursery, without starting threads."""
     torch.set_num_threads(1)
     a = torch.ones(8, 8, requires_grad=True)
-    torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None]).sum().backward()
-    torch.optim.AdamW([torch.zeros(1, requires_grad=True)], fused=True)
+    out = torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None])
+    torch.autograd.backward(out, torch.ones_like(out))  # imports what a pipeline's backward needs
+    importlib.import_module("tensorboardX")
     mend_forks()
     gc.freeze()  # shared pages stay shared: the collector does not touch them in children
 

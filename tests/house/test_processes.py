@@ -10,6 +10,8 @@ import pytest
 pytestmark = pytest.mark.multi
 
 HELP_LIMIT_S = 0.25
+LIBRARIES_S = 0.15
+"""Of this, what importing the libraries takes on the two cores the limit was set for."""
 _SPY = (
     "import sys; from msctl.app import main; code = main(sys.argv[1:]); "
     "print('torch' in sys.modules, file=sys.stderr); sys.exit(code)"
@@ -34,12 +36,19 @@ def test_torch_is_not_imported(arguments, root):
 
 
 def test_help_is_instant(root):
-    """CPU seconds, the least of five: the wall clock of a busy machine says nothing about msctl."""
-    used = []
+    """CPU seconds, the least of five: the wall clock of a busy machine says nothing about msctl.
+
+    Where even the libraries that print any help take long, the machine is slow, and help may take
+    as much more.
+    """
+    used: dict[str, list[float]] = {"-mmsctl": [], "-ctyper": []}
+    lines = {"-mmsctl": ["-m", "msctl", "--help"], "-ctyper": ["-c", "import typer.rich_utils"]}
     for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "msctl", "--help"], capture_output=True, cwd=root,
-                       timeout=60, check=True)  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(used) <= HELP_LIMIT_S
+        for what, line in lines.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *line], capture_output=True, cwd=root, timeout=60,
+                           check=True)  # fmt: skip
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used[what].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    slow = min(used["-ctyper"]) / LIBRARIES_S
+    assert min(used["-mmsctl"]) <= HELP_LIMIT_S * max(1.0, slow), used
