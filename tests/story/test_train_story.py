@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,12 +80,12 @@ def test_stopped_and_continued_is_never_having_stopped(recipe: Path, tmp_path: P
     ended = msctl("train", recipe, "--run", whole, "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["steps"] == 8
-    for steps in (3, 0):
-        assert msctl("train", recipe, "--run", parts, "--steps", steps).returncode == 0
+    assert msctl("train", recipe, "--run", parts, "--steps", 3).returncode == 0
+    shutil.copytree(parts, moved)
+    assert msctl("train", recipe, "--run", parts).returncode == 0
     assert [row[0] for row in numbers(whole)] == list(range(1, 9))
     assert numbers(parts) == numbers(whole)
 
-    assert msctl("train", recipe, "--run", moved, "--steps", 3).returncode == 0
     assert msctl("train", recipe, "--run", moved, *OTHER).returncode == 0
     for (step, loss, norm), (same, a, b) in zip(numbers(whole), numbers(moved), strict=True):
         assert step == same
@@ -111,7 +112,7 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.toml"
     made = RECIPE.format(precision="fp32").replace("vocab = 64", "vocab = 256")
     made = made.replace('format = "synthetic"', f'source = ["{folder}"]\ncache = "{tmp_path}/c"')
-    made = made.replace("steps = 8", "steps = 30").replace("global_batch = 8", "global_batch = 4")
+    made = made.replace("steps = 8", "steps = 24").replace("global_batch = 8", "global_batch = 4")
     path.write_text(made + "[checkpoint]\nevery = 5\n")
     return path
 

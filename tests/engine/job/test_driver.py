@@ -174,11 +174,11 @@ def test_a_taken_port_is_found_before_anything_starts(tmp_path: Path):
 
 
 def test_an_interrupted_run_saves_and_goes_on_bitwise(tmp_path: Path):
-    one = made(120, dp=1)
+    one = made(80, dp=1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     result = drive(cut, one, at=3, do=interrupt())
     assert result.ended == "interrupted"
-    assert 3 <= result.steps < 120
+    assert 3 <= result.steps < 80
     assert (cut / "ckpt" / f"step-{result.steps:08d}").is_dir()
     assert drive(cut, one).ended == "done"
     assert drive(whole, one).ended == "done"
