@@ -86,8 +86,8 @@ def _is_large(part: Tensor) -> bool:
 
 
 def _is_worth_a_swap(tensor: Tensor) -> bool:
-    """Whether a phase costs more than a second call; a tensor with holes cannot be sent."""
-    return tensor.numel() * tensor.element_size() >= _SWAP_BYTES and tensor.is_contiguous()
+    """Whether a phase costs more than a second call; by what both ranks know, the size."""
+    return tensor.numel() * tensor.element_size() >= _SWAP_BYTES
 
 
 def _is_gloo(group: Group) -> bool:
@@ -109,9 +109,10 @@ def all_reduce(tensor: Tensor, group: Group, *, op: str = "sum") -> Work:
     if group.size == 1:
         return DONE
     if group.size == 2 and op == "sum" and _is_gloo(group) and _is_worth_a_swap(tensor):
-        what, theirs = _tag(group, "all_reduce"), torch.empty_like(tensor)
-        handles = _exchange(group, what, [theirs, theirs], [tensor, tensor])
-        return Work(what, handles, (tensor, theirs)).then(lambda: tensor.add_(theirs))
+        what, mine = _tag(group, "all_reduce"), tensor.contiguous()
+        theirs = torch.empty_like(mine)
+        handles = _exchange(group, what, [theirs, theirs], [mine, mine])
+        return Work(what, handles, (mine,)).then(lambda: tensor.add_(theirs))
     kind = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[op]
     handle = _begin(group, "all_reduce", dist.all_reduce, tensor, op=kind)
     return Work(_tag(group, "all_reduce"), [handle], (tensor,))

@@ -5,7 +5,6 @@ Measured on 615,000 events: msgspec with this reduction beats DuckDB's JSON read
 over, which is why there is no SQL here.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.diagnose.parts import DIRECT, PARTS, part_of
+from engine.diagnose.readers.files import cores
 from engine.errors import TraceError
 from engine.events.reader import event_files
 from engine.events.schema import Attr
@@ -135,11 +135,10 @@ _Outcome = _File | str
 def _outcomes(files: dict[int, Path], keep: int) -> Iterator[tuple[int, "_Outcome"]]:
     """What each file holds or why it cannot be read; on several cores where there are many."""
     jobs = [(path, rank, keep) for rank, path in files.items()]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if len(jobs) < _ALONE or cores < 2:
+    if len(jobs) < _ALONE or cores() < 2:
         yield from map(_outcome, jobs)
         return
-    with ProcessPoolExecutor(min(cores, 16)) as pool:
+    with ProcessPoolExecutor(cores()) as pool:
         yield from pool.map(_outcome, jobs, chunksize=64)
 
 

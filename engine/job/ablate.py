@@ -68,8 +68,9 @@ def rungs_of(recipe: Recipe) -> tuple[Rung, ...]:
     window = max(1, model.seq * 3 // 8)
     ladder.append(Rung(name="+ parallel block", sets=("model.block=parallel",)))
     ladder.append(Rung(name="+ sliding window", sets=(f"model.window={window}",)))
-    if layout.tp > 1 and layout.sequence_parallel:
-        pieces = max(recipe.overlap.tp_pieces, pieces_of(recipe, cut=True))
+    own = recipe.overlap.tp_pieces
+    pieces = own if own > 1 else pieces_of(recipe, cut=True)
+    if pieces > 1 and layout.tp > 1 and layout.sequence_parallel:
         tp_sets = (f"overlap.tp_pieces={pieces}", "overlap.tp=true")
         ladder.append(Rung(name="+ TP overlap", sets=tp_sets))
     if layout.pp > 1:

@@ -1,13 +1,12 @@
 """Read all logs of a job: over several processes when there is much of it, with progress."""
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from engine.diagnose.logs.scan import FileScan, Scanner
 from engine.diagnose.logs.triage import Triage, triage
-from engine.diagnose.readers.files import files_below
+from engine.diagnose.readers.files import cores, files_below, size_of
 
 _ALONE = 256 << 20
 """Below so many bytes starting processes costs more than it saves."""
@@ -21,7 +20,7 @@ def read_logs(
     """Triage of every log below the places: (what they say, files read, what could not be read)."""
     roots = list(places)
     paths = [path for root in roots for path in log_files(root)]
-    sizes = [_size(path) for path in paths]
+    sizes = [size_of(path) for path in paths]
     scans: list[FileScan] = []
     total = max(1, sum(sizes))
     done = 0
@@ -40,15 +39,12 @@ def log_files(root: Path) -> list[Path]:
 
 
 def _scanned(paths: list[Path], total: int) -> Iterable[list[FileScan]]:
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     batches = [paths[i : i + _BATCH] for i in range(0, len(paths), _BATCH)]
-    if total < _ALONE or cores < 2 or len(batches) < 2:
+    if total < _ALONE or cores() < 2 or len(batches) < 2:
         scanner = Scanner()
         yield from ([scanner.scan(path) for path in batch] for batch in batches)
         return
-    with ProcessPoolExecutor(min(cores, 16)) as pool:
+    with ProcessPoolExecutor(cores()) as pool:
         yield from pool.map(scan_batch, batches)
 
 
@@ -56,10 +52,3 @@ def scan_batch(paths: list[Path]) -> list[FileScan]:
     """Scan some files in a process of their own."""
     scanner = Scanner()
     return [scanner.scan(path) for path in paths]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

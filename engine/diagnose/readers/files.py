@@ -142,3 +142,17 @@ def _decoded(pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield decoder.decode(first).encode()
     for piece in pieces:
         yield decoder.decode(piece).encode()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, 0 if it cannot be asked."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def cores() -> int:
+    """Cores that this process may use, at most 16: more readers wait for one disk."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(mine or 1, 16)

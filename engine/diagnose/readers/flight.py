@@ -5,7 +5,6 @@ gloo dumps do not, never move an entry past `scheduled` (only `retired` tells) a
 send or receive.
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.diagnose.readers.files import FileFault, read_limited
+from engine.diagnose.readers.files import FileFault, cores, read_limited, size_of
 from engine.diagnose.readers.unpickle import load_plain
 
 _SIZE_LIMIT = 512 << 20
@@ -61,11 +60,10 @@ def dump_rank(path: Path) -> int | None:
 
 def read_dumps(paths: Sequence[Path]) -> Iterator[tuple[Path, "Dump | str"]]:
     """Each dump, or why it cannot be read; on several cores where there is much to read."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if cores < 2 or len(paths) < 2 or sum(map(_size, paths)) < _ALONE:
+    if cores() < 2 or len(paths) < 2 or sum(map(size_of, paths)) < _ALONE:
         yield from zip(paths, map(_outcome, paths), strict=True)
         return
-    with ProcessPoolExecutor(min(cores, 16, len(paths))) as pool:
+    with ProcessPoolExecutor(min(cores(), len(paths))) as pool:
         yield from zip(paths, pool.map(_outcome, paths, chunksize=4), strict=True)
 
 
@@ -77,13 +75,6 @@ def _outcome(path: Path) -> "Dump | str":
         return read_dump(path, rank)
     except FileFault as fault:
         return str(fault)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def read_dump(path: Path, rank: int) -> Dump:

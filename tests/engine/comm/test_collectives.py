@@ -103,6 +103,13 @@ def _values(name: str, n: int, dtype: torch.dtype, group: Group) -> dict[str, bo
     works.append(reduce_scatter(scattered, whole, group))
     in_place = whole.clone()
     works.append(reduce_scatter(in_place[rank * n : (rank + 1) * n], in_place, group))
+    turns = [torch.empty(size * n, dtype=dtype) for _ in range(3)]
+    works += [all_gather(out, x, group, in_turn=True) for out in turns]
+    parts_in_turn = [torch.empty(n, dtype=dtype) for _ in range(3)]
+    works += [reduce_scatter(out, whole, group, in_turn=True) for out in parts_in_turn]
+    columns = torch.stack((x, x), 1).t()  # rows with gaps between their elements
+    is_swapped = n > 6 and size == 2
+    works.append(all_reduce(columns, group) if is_swapped else DONE)
     for work in reversed(works):  # in any order, and more than once
         work.wait()
         work.wait()
@@ -112,6 +119,9 @@ def _values(name: str, n: int, dtype: torch.dtype, group: Group) -> dict[str, bo
         f"{name} sum": torch.equal(reduced, total),
         f"{name} max": torch.equal(largest, (base + size - 1).to(dtype)),
         f"{name} gather": torch.equal(gathered, parts) and torch.equal(inside, parts),
+        f"{name} gather in turn": all(torch.equal(out, parts) for out in turns),
+        f"{name} scatter in turn": all(torch.equal(out, wanted) for out in parts_in_turn),
+        f"{name} sum with gaps": not is_swapped or torch.equal(columns[1], total),
         f"{name} scatter": torch.equal(scattered, wanted),
         f"{name} scatter in place": torch.equal(in_place[rank * n : (rank + 1) * n], wanted),
     }

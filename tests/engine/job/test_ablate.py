@@ -35,6 +35,15 @@ def test_a_rung_that_cannot_do_anything_is_left_out(sets, absent):
     assert absent not in [rung.name for rung in rungs_of(recipe)]
 
 
+def test_the_recipes_own_number_of_pieces_is_kept():
+    def sets(*more):
+        rungs = rungs_of(load_recipe(ROOT / "recipes" / "tiny.toml", list(more)))
+        return next(rung.sets for rung in rungs if rung.name == "+ TP overlap")
+
+    assert "overlap.tp_pieces=2" in sets("overlap.tp_pieces=2")
+    assert "overlap.tp_pieces=4" in sets(), "without a cluster"
+
+
 def test_every_rung_is_a_recipe_that_loads():
     path, so_far = ROOT / "recipes" / "tiny.toml", []
     for rung in rungs_of(load_recipe(path)):
