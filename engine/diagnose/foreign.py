@@ -2,32 +2,31 @@
 
 Each kind of input has its reader and its detector; the arbiter joins what they say. What is not
 there is listed as not looked at, and what cannot be read is named with its reason; the rest is
-still analysed.
+still analysed. A detector with much to load (rule tables, numpy) is imported with its first input.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from engine.diagnose import arbiter
-from engine.diagnose.crash import crash_findings
 from engine.diagnose.finding import Evidence, Finding, RankWait, Report
 from engine.diagnose.foreignhang import hang_findings, ras_findings, states_of
-from engine.diagnose.foreignpace import segment_findings, trace_findings
 from engine.diagnose.hang import rank_waits
-from engine.diagnose.logs.reading import read_logs
-from engine.diagnose.logs.triage import Triage
 from engine.diagnose.readers.beats import Beat, read_beats
 from engine.diagnose.readers.files import FileFault, files_below
 from engine.diagnose.readers.flight import Dump, read_dumps
 from engine.diagnose.readers.job import NOTHING, Job, read_job, read_members
-from engine.diagnose.readers.kineto import Trace, read_trace
 from engine.diagnose.readers.ras import Ras, read_ras
-from engine.diagnose.readers.segments import Segments, read_segments
 from engine.diagnose.readers.stacks import Stack, read_stack
-from engine.diagnose.traffic import Traffic, read_traffic, traffic_findings
 from engine.errors import TraceError
+
+if TYPE_CHECKING:
+    from engine.diagnose.logs.triage import Triage
+    from engine.diagnose.readers.kineto import Trace
+    from engine.diagnose.readers.segments import Segments
+    from engine.diagnose.traffic import Traffic
 
 T = TypeVar("T")
 _NOTES = frozenset({"fault_injection.log", "truth.json", "README.md", "answers.jsonl"})
@@ -53,14 +52,14 @@ class Gathered(NamedTuple):
     """Everything that could be read."""
 
     job: Job
-    triage: Triage | None
+    triage: "Triage | None"
     dumps: tuple[Dump, ...]
     beats: dict[int, Beat]
     stacks: dict[int, Stack]
-    traces: tuple[Trace, ...]
-    segments: Segments | None
+    traces: "tuple[Trace, ...]"
+    segments: "Segments | None"
     ras: tuple[tuple[str, Ras], ...]
-    traffic: tuple[tuple[str, Traffic], ...]
+    traffic: "tuple[tuple[str, Traffic], ...]"
     faults: tuple[tuple[str, str], ...]
     read: dict[str, int]
 
@@ -135,18 +134,13 @@ def _gather(inputs: Inputs, on_progress: Callable[[float], None]) -> Gathered:
     job = _job(inputs, faults)
     triage, read = None, {}
     if inputs.logs or inputs.dmesg:
-        paths = [p for p in (inputs.logs, inputs.dmesg) if p is not None]
-        triage, count, bad = read_logs(paths, on_progress=on_progress)
-        faults += bad
-        read["logs"] = count
+        triage, read["logs"] = _triage(inputs, on_progress, faults)
     dumps = tuple(_dumps(inputs.fr, faults))
     beats, bad_beats = read_beats(files_of(inputs.heartbeats))
-    segments, bad_segments = read_segments(files_of(inputs.segments))
-    faults += bad_beats + bad_segments
+    faults += bad_beats
     stacks = {s.rank: s for _, s in _each(inputs.stacks, read_stack, faults)}
-    traces = tuple(t for _, t in _each(inputs.traces, read_trace, faults))
     ras = tuple(_each(inputs.ras, read_ras, faults))
-    traffic = tuple(_each(inputs.traffic, read_traffic, faults))
+    segments, traces, traffic = _series(inputs, faults)
     counts = {
         "dumps": len(dumps), "heartbeats": len(beats), "stacks": len(stacks), "traces": len(traces),
         "segments": len(segments.ranks) if segments else 0, "RAS reports": len(ras),
@@ -156,6 +150,34 @@ def _gather(inputs: Inputs, on_progress: Callable[[float], None]) -> Gathered:
     return Gathered(
         job, triage, dumps, beats, stacks, traces, segments, ras, traffic, tuple(faults), read
     )
+
+
+def _triage(
+    inputs: Inputs, on_progress: Callable[[float], None], faults: list[tuple[str, str]]
+) -> "tuple[Triage, int]":
+    """What the logs say, and how many there are."""
+    from engine.diagnose.logs.reading import read_logs
+
+    paths = [p for p in (inputs.logs, inputs.dmesg) if p is not None]
+    triage, count, bad = read_logs(paths, on_progress=on_progress)
+    faults += bad
+    return triage, count
+
+
+def _series(
+    inputs: Inputs, faults: list[tuple[str, str]]
+) -> "tuple[Segments | None, tuple[Trace, ...], tuple[tuple[str, Traffic], ...]]":
+    """Inputs with numbers over time: segments, traces, traffic."""
+    if inputs.segments is inputs.traces is inputs.traffic is None:
+        return None, (), ()
+    from engine.diagnose.readers.kineto import read_trace
+    from engine.diagnose.readers.segments import read_segments
+    from engine.diagnose.traffic import read_traffic
+
+    segments, bad = read_segments(files_of(inputs.segments))
+    faults += bad
+    traces = tuple(t for _, t in _each(inputs.traces, read_trace, faults))
+    return segments, traces, tuple(_each(inputs.traffic, read_traffic, faults))
 
 
 def _job(inputs: Inputs, faults: list[tuple[str, str]]) -> Job:
@@ -199,10 +221,17 @@ def _findings(gathered: Gathered, inputs: Inputs) -> Iterator[Finding]:
     yield from hang_findings(gathered.job, gathered.dumps, gathered.beats, gathered.stacks)
     yield from ras_findings(gathered.ras)
     if gathered.triage is not None:
+        from engine.diagnose.crash import crash_findings
+
         yield from crash_findings(gathered.triage, gathered.job, gathered.beats)
-    yield from segment_findings(gathered.segments, gathered.job)
-    yield from trace_findings(gathered.traces, gathered.job)
+    if gathered.segments or gathered.traces:
+        from engine.diagnose.foreignpace import segment_findings, trace_findings
+
+        yield from segment_findings(gathered.segments, gathered.job)
+        yield from trace_findings(gathered.traces, gathered.job)
     for file, traffic in gathered.traffic:
+        from engine.diagnose.traffic import traffic_findings
+
         yield from traffic_findings(traffic, file)
 
 

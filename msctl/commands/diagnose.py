@@ -98,9 +98,10 @@ def _diagnosed(
     """The report of a run of ours, or of a foreign job with a bar while its logs are read."""
     from engine.diagnose.foreign import diagnose_foreign, inputs_of
     from engine.diagnose.jobs import is_run
-    from engine.diagnose.run import diagnose_spans
 
     if folder is not None and is_run(folder):
+        from engine.diagnose.run import diagnose_spans
+
         return diagnose_spans(folder, last=last)
     if folder is not None and not folder.is_dir():
         raise TraceError(f"{folder}: no such folder", remedy="name a run folder, or --job last")
@@ -167,9 +168,10 @@ def _write(
 ) -> None:
     """The report in the forms that were asked for."""
     from engine.diagnose.export import open_metrics, write_findings
-    from engine.diagnose.html import write_html
 
     if html is not None:
+        from engine.diagnose.html import write_html
+
         write_html(report, html, spans)
         ui.note(f"wrote {html}")
     if metrics is not None:
