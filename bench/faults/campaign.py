@@ -10,6 +10,7 @@ a batch the losses are compared bit by bit with those of an undisturbed job. Nee
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -20,19 +21,20 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill
 from bench.faults.net import Network
-from engine.comm.resp import Client, parse_url
-from engine.job.drills import family_of, tear_checkpoint
-from engine.job.incident import Recovery, read_recoveries
+from engine.job.drills import family_of
+from engine.job.incident import Incident, Recovery, read_recoveries
 from engine.job.keeper import read_join
 from engine.job.view import JobView, read_view
 from engine.train.metrics import read_metrics
 
-NODES, SPARES, RANKS = 4, 1, 8
+NODES, SPARES = 4, 1
 _FIRST, _GAP, _SETTLE_STEPS = 12, 16, 6
 """Steps before the first fault, between two, and after which a job counts as well again."""
 _LIMIT_S = 240.0
-_SLOW_STEPS = 60
+_MOST_TRIES = 3
+"""Starts after which a job that cannot go on has to be given up."""
 RECIPE = """
 name = "campaign"
 [model]
@@ -75,25 +77,31 @@ wait_s = 120.0
 """
 
 HARMLESS = frozenset({"redis-kill", "redis-stop", "redis-partition", "link-flap", "link-slow",
-                      "clock", "disk-full", "storage-hang", "driver-kill"})  # fmt: skip
+                      "link-slow-both", "clock", "disk-full", "storage-hang", "storage-slow",
+                      "driver-kill", "two-drivers", "log-flood"})  # fmt: skip
 """Faults after which no rank may be started anew."""
-OF_NODE = frozenset({"node-kill", "node-stop", "link-cut"})
-FAULTS = (
-    "kill", "stop", "crash", "segv", "exit0", "exit", "exception", "nan", "oom", "hang", "gil",
-    "slow", "node-kill", "node-stop", "link-cut", "link-flap", "link-slow", "redis-kill",
-    "redis-stop", "redis-partition", "driver-kill", "clock", "torn-checkpoint", "disk-full",
-    "two-at-once", "executor-kill",
-)  # fmt: skip
 IN_RANK = frozenset({"crash", "segv", "exit0", "exit", "exception", "nan", "oom", "hang", "gil"})
+ENDS = frozenset({"bug"})
+"""Faults that end the job, rightly; each has a job of its own."""
+FAULTS = (
+    "kill", "stop", "crash", "segv", "exit0", "exit", "exception", "nan", "oom", "oom-kill", "hang",
+    "gil", "hang-start", "slow", "node-kill", "node-stop", "executor-kill", "kill-again",
+    "bad-node", "bad-spare", "two-nodes", "link-cut", "link-flap", "link-slow", "link-slow-both",
+    "redis-kill", "redis-stop", "redis-partition", "driver-kill", "two-drivers", "clock",
+    "torn-checkpoint", "disk-full", "storage-hang", "storage-slow", "log-flood", "two-at-once",
+    "rank-and-driver", "node-and-redis", "bug",
+)  # fmt: skip
 
 
 class Job:
     """A driver in a process of its own, and what can be seen and done to its job."""
 
-    def __init__(self, folder: Path, drills: list[str], *, steps: int = 0) -> None:
+    def __init__(
+        self, folder: Path, drills: list[str], *, steps: int = 0, recipe: str = RECIPE
+    ) -> None:
         self.folder, self.drills, self.steps = folder, drills, steps
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "wanted.toml").write_text(RECIPE)
+        (folder / "wanted.toml").write_text(recipe)
         self.start()
 
     def start(self) -> None:
@@ -125,6 +133,23 @@ class Job:
                 return self.step() >= step
             time.sleep(0.05)
         return False
+
+    def recoveries(self) -> list[Recovery]:
+        """All incidents so far."""
+        return list(read_recoveries(self.folder))
+
+    def wait_restart(self, within_s: float) -> bool:
+        """Until the ranks have been started once more than now and have made a step."""
+        known = self._restarts()
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            if self._restarts() > known:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _restarts(self) -> int:
+        return sum(bool(r.decision and r.stepped_s is not None) for r in self.recoveries())
 
     def node_of(self, rank: int) -> str:
         """The node that carries a rank now."""
@@ -173,133 +198,48 @@ class Job:
                     kill(pid, signal.SIGKILL)
 
 
-def kill(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
-    if pid > 1:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return
-
-
-def inject(job: Job, net: Network, fault: str, rng: random.Random) -> tuple[float, set[int], str]:
-    """Do it; returns when, the ranks and the node that are to blame (none for harmless ones)."""
-    rank = rng.randrange(RANKS)
-    node = job.node_of(rank)
-    index = int(node.partition(".")[0].rpartition("-")[2])
-    time.sleep(rng.uniform(0.0, 0.5))
-    now = time.time()
-    if fault in ("kill", "stop"):
-        kill(job.rank_pid(rank), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    elif fault == "two-at-once":
-        other = (rank + 3) % RANKS
-        kill(job.rank_pid(rank), signal.SIGKILL)
-        kill(job.rank_pid(other), signal.SIGKILL)
-        return now, {rank, other}, ""
-    elif fault == "torn-checkpoint":
-        tear_checkpoint(job.folder / "ckpt")
-        kill(job.rank_pid(rank), signal.SIGKILL)
-    elif fault in ("node-kill", "node-stop"):
-        for pid in job.pids(node):
-            kill(pid, signal.SIGKILL if fault == "node-kill" else signal.SIGSTOP)
-        return now, set(), node
-    elif fault == "executor-kill":
-        kill(job.pids(node)[0], signal.SIGKILL)
-        return now, set(), node
-    elif fault == "driver-kill":
-        job.driver.kill()
-        job.driver.wait()
-        job.start()
-    else:
-        _outside(job, net, fault, rank, index)
-    if fault == "link-cut":
-        return now, set(), node
-    return now, set() if fault in HARMLESS else {rank}, ""
-
-
-def _outside(job: Job, net: Network, fault: str, rank: int, index: int) -> None:
-    """Faults of network, Redis and disk, with the time that they last."""
-    if fault == "link-cut":
-        net.cut(index)
-        time.sleep(12.0)
-        net.join(index)
-    elif fault == "link-flap":
-        net.cut(index)
-        time.sleep(3.0)
-        net.join(index)
-    elif fault == "link-slow":
-        net.slow(index, "20mbit")
-        time.sleep(10.0)
-        net.fast(index)
-    elif fault == "redis-kill":
-        kill(job.redis_pid(), signal.SIGKILL)
-    elif fault == "redis-stop":
-        pid = job.redis_pid()
-        kill(pid, signal.SIGSTOP)
-        time.sleep(20.0)
-        kill(pid, signal.SIGCONT)
-    elif fault == "redis-partition":
-        net.deaf(index)
-        time.sleep(8.0)
-        net.hears(index)
-    elif fault == "clock":
-        join = read_join(job.folder / "join.json")
-        client = Client(parse_url(join.redis))
-        token = client.call(("GET", f"{join.job}:token"))[0]
-        text = json.dumps({"id": "clock", "token": int(token), "op": "clock", "value": 3600.0})
-        client.call(("RPUSH", f"{join.job}:orders:{job.node_of(rank)}", text))
-        client.close()
-    elif fault == "disk-full":
-        fill = job.folder / "ckpt" / "fill"
-        with fill.open("wb") as file:
-            try:
-                while True:
-                    file.write(b"\0" * (1 << 20))
-            except OSError:
-                pass
-        time.sleep(5.0)
-        fill.unlink()
-    elif fault == "slow":
-        pid, until = job.rank_pid(rank), job.step() + _SLOW_STEPS
-        end = time.monotonic() + 120.0
-        while time.monotonic() < end and job.step() < until and Path(f"/proc/{pid}").exists():
-            kill(pid, signal.SIGSTOP)
-            time.sleep(0.03)
-            kill(pid, signal.SIGCONT)
-            time.sleep(0.02)
-
-
-def judge(job: Job, fault: str, known: int, when: float, ranks: set[int], node: str,
-          before: int) -> dict:  # fmt: skip
+def judge(job: Job, fault: str, known: int, struck: Struck, before: int) -> dict:
     """Wait until the job is well again and say what came of the fault."""
     healthy = job.wait(before + _SETTLE_STEPS, _LIMIT_S)
-    found: list[Recovery] = [r for r in read_recoveries(job.folder) if r.incident.number > known]
+    found: list[Recovery] = [r for r in job.recoveries() if r.incident.number > known]
     restarted = [r for r in found if r.decision is not None]
-    first = found[0] if found else None
     row = {"fault": fault, "step": before, "healthy": healthy, "incidents": len(found),
-           "restarts": len(restarted)}  # fmt: skip
+           "restarts": len(restarted), "wrong": struck.wrong, **struck.measured}  # fmt: skip
     if fault in HARMLESS:
-        row["passed"] = healthy and not restarted
+        row["passed"] = healthy and not restarted and not struck.wrong
         row["said"] = "; ".join(r.incident.what for r in found)[:200]
         return row
+    first = next((r for r in found if _may_be(r, struck)), None)
     if first is None:
         return row | {"passed": False, "said": "nothing was noticed"}
     incident = first.incident
-    right = (set(incident.ranks) & ranks == set(incident.ranks) and bool(incident.ranks)) if (
-        ranks
-    ) else incident.nodes == (node,)  # fmt: skip
-    if fault == "nan":
-        right = incident.kind == "numbers"
+    right = is_right(incident, fault, struck)
+    left = {name for r in found if r.decision for name in r.decision.evict}
     row |= {
-        "detected_s": round(incident.time_s - when, 2), "detected_by": first.detected_by,
+        "detected_s": round(incident.time_s - struck.when, 2), "detected_by": first.detected_by,
         "located": right, "kind": incident.kind, "named": [*incident.nodes, *incident.ranks],
-        "to_blame": [node, *sorted(ranks)], "steps_lost": first.steps_lost,
-        "recovered_s": round(incident.time_s - when + first.stepped_s, 2)
-        if first.stepped_s is not None else None,
-        "said": incident.what[:200],
+        "to_blame": [struck.node, *sorted(struck.ranks)], "steps_lost": first.steps_lost,
+        "recovered_s": round(incident.time_s - struck.when + first.stepped_s, 2)
+        if first.stepped_s is not None and first.decision is not None else None,
+        "said": incident.what[:200], "evicted": sorted(left),
     }  # fmt: skip
-    row["passed"] = healthy and right
+    row["passed"] = healthy and right and not struck.wrong and struck.evicts in {"", *left}
     return row
+
+
+def _may_be(one: Recovery, struck: Struck) -> bool:
+    """Whether an incident can be what was done: not earlier, and of its kind."""
+    early = one.incident.time_s < struck.when - 0.5
+    return not early and (not struck.kinds or one.incident.kind in struck.kinds)
+
+
+def is_right(incident: Incident, fault: str, struck: Struck) -> bool:
+    """Whether the one to blame is named, and nobody else."""
+    if fault == "nan":
+        return incident.kind == "numbers"
+    if struck.ranks:
+        return bool(incident.ranks) and set(incident.ranks) <= struck.ranks
+    return bool(incident.nodes) and set(incident.nodes) <= set(struck.node.split(","))
 
 
 def batch(out: Path, faults: list[str], seed: int, net: Network) -> None:
@@ -317,38 +257,80 @@ def batch(out: Path, faults: list[str], seed: int, net: Network) -> None:
         f"{fault}:rank={rng.randrange(RANKS)}@step={_FIRST + _GAP * i + rng.randrange(4)}"
         for i, fault in enumerate(inside)
     ]
-    full = "disk-full" in faults
-    if full:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder / "ckpt")],
-                       check=True)  # fmt: skip
-    job = Job(folder, drills)
-    rows = []
+    rows: list[dict] = []
+    with Store(folder) if ON_STORE & {*faults} else contextlib.nullcontext():
+        _run_batch(Job(folder, drills), faults, drills, rng, net, rows, seed)
+    mine = losses(folder)
+    equal = bool(mine) and mine == losses(reference(out, len(mine)))[: len(mine)]
+    write_rows(out, [row | {"bitwise": equal, "steps": len(mine)} for row in rows])
+    print(f"batch {seed}: {len(mine)} steps, losses bitwise equal: {equal}", flush=True)
+
+
+def _run_batch(
+    job: Job, faults: list[str], drills: list[str], rng: random.Random, net: Network,
+    rows: list[dict], seed: int,
+) -> None:  # fmt: skip
+    """Rows of all faults that could be done; a job that does not get well again is given up."""
     try:
         for number, fault in enumerate(faults):
             at = _FIRST + _GAP * number
-            assert job.wait(at, 300.0), f"the job does not reach step {at}: {folder}/driver.log"
-            known = max((r.incident.number for r in read_recoveries(folder)), default=0)
-            if fault in IN_RANK:
-                when, rank = _strike(job, drills[number])
-                ranks, node, before = {rank}, "", job.step()
-            else:
-                before = job.step()
-                when, ranks, node = inject(job, net, fault, rng)
-            row = judge(job, fault, known, when, ranks, node, before)
-            rows.append(row | {"seed": seed, "number": number, "load": os.getloadavg()[0]})
-            print(json.dumps(rows[-1]), flush=True)
+            if not job.wait(at, 300.0):
+                print(f"the job does not reach step {at}: {job.folder}/driver.log", flush=True)
+                break
+            try:
+                row = _one(job, fault, drills[number : number + 1], rng, net)
+            except (OSError, RuntimeError, StopIteration, subprocess.SubprocessError) as error:
+                row = {"fault": fault, "passed": False, "restarts": 0, "wrong": repr(error)[:300]}
+            row |= {"seed": seed, "number": number, "load": os.getloadavg()[0]}
+            print(json.dumps(row), flush=True)
+            if not row["wrong"].startswith("skip"):
+                rows.append(row)
+            if not row.get("healthy"):
+                break
         job.driver.terminate()
-        job.driver.wait(120)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.driver.wait(120)
     finally:
         job.end()
-        if full:
-            subprocess.run(["umount", "-l", str(folder / "ckpt")], check=False)
+
+
+def _one(job: Job, fault: str, drill: list[str], rng: random.Random, net: Network) -> dict:
+    """One fault in a running job, and what came of it."""
+    known = max((r.incident.number for r in job.recoveries()), default=0)
+    if fault in IN_RANK:
+        when, rank = _strike(job, drill[0])
+        struck, before = Struck(when, ranks=frozenset({rank})), job.step()
+    else:
+        before = job.step()
+        struck = inject(job, net, fault, rng)
+    return judge(job, fault, known, struck, before)
+
+
+def endings(out: Path, fault: str, seed: int) -> None:
+    """A job that has to be given up: soon, with the right word, and with right steps until then."""
+    folder = out / f"job-{fault}-{seed}"
+    at = _FIRST + random.Random(seed).randrange(8)
+    job = Job(folder, [f"{fault}:rank=0@step={at}"])
+    try:
+        when, _ = _strike(job, job.drills[0])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.driver.wait(_LIMIT_S)
+        code = job.driver.poll()
+    finally:
+        job.end()
+    found = job.recoveries()
     mine = losses(folder)
-    equal = bool(mine) and mine == losses(reference(out, len(mine)))[: len(mine)]
-    with (out / "rows.jsonl").open("a") as file:
-        for row in rows:
-            file.write(json.dumps(row | {"bitwise": equal, "steps": len(mine)}) + "\n")
-    print(f"batch {seed}: {len(mine)} steps, losses bitwise equal: {equal}", flush=True)
+    row = {
+        "fault": fault, "step": at, "incidents": len(found), "seed": seed, "number": 0,
+        "restarts": sum(r.decision is not None and r.decision.kind != "stop" for r in found),
+        "detected_s": round(found[0].incident.time_s - when, 2) if found else None,
+        "located": bool(found) and all(r.incident.kind == fault for r in found),
+        "said": found[-1].incident.what[:200] if found else "", "load": os.getloadavg()[0],
+        "steps": len(mine), "bitwise": mine == losses(reference(out, len(mine)))[: len(mine)],
+    }  # fmt: skip
+    row["passed"] = code == 1 and row["located"] and len(found) <= _MOST_TRIES
+    print(json.dumps(row), flush=True)
+    write_rows(out, [row])
 
 
 def _strike(job: Job, text: str) -> tuple[float, int]:
@@ -403,16 +385,26 @@ def main() -> None:
     wanted = args.only or list(FAULTS)
     left = [f for f in wanted for _ in range(max(0, args.times - done[f]))]
     random.Random(args.seed).shuffle(left)
+    last = [fault for fault in left if fault in ENDS]
+    left = [fault for fault in left if fault not in ENDS]
     with Network(NODES + SPARES) as net:
         for start in list(range(0, len(left), args.per_job))[: args.batches]:
             seed = int(time.time()) % 1_000_000
             batch(args.out, left[start : start + args.per_job], seed, net)
+        for number, fault in enumerate(last[: args.batches]):
+            endings(args.out, fault, int(time.time()) % 1_000_000 + number)
 
 
 def read_rows(out: Path) -> list[dict]:
     """All rows so far."""
     path = out / "rows.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_rows(out: Path, rows: list[dict]) -> None:
+    """Append them."""
+    with (out / "rows.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 Needs root, `ip`, `tc` and `nft`. The host has an address on the switch, where driver and Redis are.
 """
 
+import fcntl
 import subprocess
 
 HOST = "10.77.0.1"
 _BRIDGE = "msbr0"
+_LOCK = "/run/msctl-campaign.lock"
 
 
 def run(*words: str, must: bool = True) -> str:
@@ -17,13 +19,23 @@ def run(*words: str, must: bool = True) -> str:
     return ended.stdout
 
 
+def _inside(index: int) -> tuple[str, ...]:
+    """Words that run a command on a node."""
+    return ("ip", "netns", "exec", f"ms{index}")
+
+
 class Network:
-    """`count` namespaces `ms0`, `ms1`, ... on one switch; a context manager that removes them."""
+    """`count` namespaces `ms0`, `ms1`, ... on one switch; a context manager that removes them.
+
+    One at a time on a machine: another caller waits until it is gone.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def __enter__(self) -> "Network":
+        self._lock = open(_LOCK, "a")  # held until the end
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # one network at a time on a machine
         self._clean()
         run("ip", "link", "add", _BRIDGE, "type", "bridge")
         run("ip", "addr", "add", f"{HOST}/24", "dev", _BRIDGE)
@@ -33,7 +45,7 @@ class Network:
             run("ip", "link", "add", f"msv{i}", "type", "veth", "peer", "name", "veth0",
                 "netns", f"ms{i}")  # fmt: skip
             run("ip", "link", "set", f"msv{i}", "master", _BRIDGE, "up")
-            inside = ("ip", "netns", "exec", f"ms{i}")
+            inside = _inside(i)
             run(*inside, "ip", "addr", "add", f"10.77.0.{10 + i}/24", "dev", "veth0")
             run(*inside, "ip", "link", "set", "veth0", "up")
             run(*inside, "ip", "link", "set", "lo", "up")
@@ -41,6 +53,7 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         self._clean()
+        self._lock.close()
 
     def _clean(self) -> None:
         for i in range(16):
@@ -65,20 +78,23 @@ class Network:
         run("ip", "link", "set", f"msv{index}", "up")
 
     @staticmethod
-    def slow(index: int, rate: str) -> None:
-        """Limit what the node receives."""
-        run("tc", "qdisc", "add", "dev", f"msv{index}", "root", "tbf", "rate", rate, "burst",
-            "32kbit", "latency", "400ms")  # fmt: skip
+    def slow(index: int, rate: str, *, both: bool = False) -> None:
+        """Limit what the node receives, or both ways."""
+        shape = ("root", "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")
+        run("tc", "qdisc", "add", "dev", f"msv{index}", *shape)
+        if both:
+            run(*_inside(index), "tc", "qdisc", "add", "dev", "veth0", *shape)
 
     @staticmethod
     def fast(index: int) -> None:
         """Without limit again."""
         run("tc", "qdisc", "del", "dev", f"msv{index}", "root", must=False)
+        run(*_inside(index), "tc", "qdisc", "del", "dev", "veth0", "root", must=False)
 
     @staticmethod
     def deaf(index: int) -> None:
         """Drop what the node exchanges with the host (driver and Redis), not with other nodes."""
-        inside = ("ip", "netns", "exec", f"ms{index}", "nft")
+        inside = (*_inside(index), "nft")
         run(*inside, "add", "table", "ip", "cut")
         for hook, side in (("input", "saddr"), ("output", "daddr")):
             run(*inside, "add", "chain", "ip", "cut", hook,
@@ -88,4 +104,4 @@ class Network:
     @staticmethod
     def hears(index: int) -> None:
         """Let it talk to the host again."""
-        run("ip", "netns", "exec", f"ms{index}", "nft", "delete", "table", "ip", "cut", must=False)
+        run(*_inside(index), "nft", "delete", "table", "ip", "cut", must=False)
