@@ -3,7 +3,7 @@
 The server listens on a unix socket in a private folder, and on a TCP port only if other nodes must
 reach it; it always wants a password. It dies with the process that started it. With its log of
 changes (`durable`) a killed server comes back with all it ever answered. The folder goes at the
-end.
+end, or if its owner is killed, when the next server of this user is made.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.comm.private_folder import PrivateFolder
 from engine.comm.resp import Address, Client, Unreachable
 from engine.errors import MissingError
 
@@ -64,8 +64,8 @@ class EmbeddedRedis:
 
     def __init__(self, *, host: str = "", durable: bool = True, program: str = "") -> None:
         self._program = program or find_server()
-        self._folder = Path(tempfile.mkdtemp(prefix="msctl-redis-"))
-        self._folder.chmod(0o700)
+        self._private = PrivateFolder("msctl-redis-")
+        self._folder = self._private.path
         self._durable, self._host = durable, host
         self.password = secrets.token_urlsafe(24)
         self._port = _free_port(host) if host else 0
@@ -171,7 +171,7 @@ class EmbeddedRedis:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.remove()
 
     def __enter__(self) -> "EmbeddedRedis":
         return self
