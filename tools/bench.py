@@ -29,48 +29,62 @@ class Entry(NamedTuple):
     what: str
     command: tuple[str, ...]
     where: str = "."
+    settings: str = ""
+    """Environment variables of a shell script: `N=2 RATE=100mbit`."""
 
 
 BENCHES = (
+    Entry("overlap", "one dimension at a time behind links of 100 Mbit/s, the simulator beside it",
+          ("./overlap_netns.sh",), "bench/overlap", "N=2 RATE=100mbit SCRIPT=./hidden.py"),
+    Entry("overlap-3d", "tensor, pipeline and data parallel at once, the simulator beside them",
+          ("./overlap_netns.sh",), "bench/overlap", "N=8 RATE=100mbit SCRIPT=./three.py"),
     Entry("schedules", "techniques one after the other, eight CPU ranks",
           ("-m", "msctl", "train", "recipes/tiny.toml", "--ablate", "--steps", "8", "--rounds",
            "2")),
     Entry("start-up", "process groups over TCPStore and Redis",
-          ("bench/init/run_gloo.py", "--ranks", "8", "--reps", "3")),
-    Entry("storm", "store requests of 256 ranks against real servers",
-          ("bench/init/run_storm.py", "--sizes", "256")),
+          ("bench/init/run_gloo.py", "--ranks", "24", "--reps", "4")),
+    Entry("storm", "store requests of 2,048 ranks against real servers",
+          ("bench/init/run_storm.py", "--sizes", "2048")),
     Entry("checkpoints", "two-stage saves beside DCP and safetensors",
           ("ckpt_bench.py", "--systems",
-           "floor_prefault,ours.py:Msctl,dcp_async_process_shm,dcp_save,safetensors",
-           "--world", "2", "--gib", "0.5", "--saves", "3", "--dir", "{scratch}"), "bench/ckpt"),
+           "floor_prefault,floor_direct,ours.py:Msctl,dcp_async_process_shm,dcp_save,safetensors",
+           "--world", "2", "--gib", "1", "--saves", "4", "--dir", "{scratch}"), "bench/ckpt"),
+    Entry("save-every-ten", "training with a save every ten steps beside training without",
+          ("training.py", "--pairs", "2", "--dir", "{scratch}"), "bench/ckpt"),
     Entry("data", "one loader a node beside one a rank", ("bench/data/loader.py",)),
     Entry("operators", "reference and native operators", ("bench/ops/bench_ops.py",)),
+    Entry("faults", "a rank stopped, killed, slowed, stalled; a verdict on each",
+          ("bench/diagnose/own_faults.py", "--runs", "1")),
     Entry("traces", "stragglers in traces, all variants", ("bench/diagnose/score.py", "traces")),
     Entry("traffic", "alarms on NIC series", ("bench/diagnose/traffic.py", "--seeds", "2")),
     Entry("fleet", "12,288 ranks, slow nodes", ("bench/diagnose/fleet.py",)),
 )  # fmt: skip
-"""Every comparison that needs no input from outside, shortest first where it can be."""
+"""Every comparison that needs no input from outside; shell scripts need root and iproute2."""
 
 
 def run(entry: Entry, scratch: Path) -> list[str]:
     """The section of one entry."""
     words = [word.format(scratch=scratch) for word in entry.command]
-    shown = " ".join(("python", *entry.command)).replace("{scratch}", "SCRATCH")
+    own = dict(pair.split("=") for pair in entry.settings.split())
+    starter = [] if entry.settings else [sys.executable]
+    prefix = f"PY=python {entry.settings}" if entry.settings else "python"
+    shown = " ".join((prefix, *entry.command)).replace("{scratch}", "SCRATCH")
     load = os.getloadavg()[0]
     begin = time.perf_counter()
     try:
         done = subprocess.run(
-            [sys.executable, *words], cwd=ROOT / entry.where, capture_output=True, text=True,
-            timeout=_LIMIT_S, check=False,
+            [*starter, *words], cwd=ROOT / entry.where, capture_output=True, text=True,
+            timeout=_LIMIT_S, check=False, env=os.environ | {"PY": sys.executable} | own,
         )  # fmt: skip
         text = done.stdout.rstrip() or done.stderr.rstrip()
         ended = "" if done.returncode == 0 else f", exit code {done.returncode}"
     except subprocess.TimeoutExpired:
         text, ended = "", f", stopped after {_LIMIT_S} s"
     seconds = time.perf_counter() - begin
+    place = "" if entry.where == "." else f" in `{entry.where}`"
     lines = [line.rstrip().replace(str(scratch), "SCRATCH") for line in text.splitlines()][-_LINES:]
     return [
-        f"## {entry.name}", "", f"{entry.what[0].upper()}{entry.what[1:]}: `{shown}`", "",
+        f"## {entry.name}", "", f"{entry.what[0].upper()}{entry.what[1:]}: `{shown}`{place}", "",
         f"{seconds:.0f} s, load {load:.1f} at the start{ended}.", "", "```text", *lines, "```", "",
     ]  # fmt: skip
 

@@ -133,8 +133,9 @@ class Case:
         engine = build_engine(recipe, mesh._replace(layout=recipe.layout), CpuDevice(), events)
         self.trainer = Trainer(recipe, engine, events)
         self.message_bytes = 4 * 128 * 4 * recipe.model.hidden
-        self.chunk_bytes = {n: unit.shard.flat.padded * 4 for n, unit in engine.units.items()}
         chunks, m = self.program.chunks, self.program.microbatches
+        own = {n: unit.shard.flat.padded * 4 for n, unit in engine.units.items()}
+        self.chunk_bytes = dict.fromkeys(range(chunks), max(own.values())) | own
         per_rank = chunks // recipe.layout.pp * m
         self.wire_s = max(self._wire_s(stage) for stage in range(recipe.layout.pp))
         self.forward_s = forward_s or ratio * self.wire_s / (3 * per_rank)
@@ -209,6 +210,13 @@ def overhead_s(rank: int, mesh: Mesh, work: Work, rate: float) -> float:
     return (case.measured_s() - case.said_s(transfers=False)) / actions
 
 
+def mean_s(seconds: float, mesh: Mesh) -> float:
+    """The mean over all ranks."""
+    total = torch.tensor([seconds], dtype=torch.float64)
+    all_reduce(total, mesh.world).wait()
+    return float(total) / mesh.world.size
+
+
 def whole_steps(rank: int, work: Work, rate: float, ratio: float) -> bool:
     """Data and pipeline parallel steps; True if all bars are met."""
     cases = [
@@ -222,9 +230,7 @@ def whole_steps(rank: int, work: Work, rate: float, ratio: float) -> bool:
     layout = ParallelLayout(dp=2, vpp=8)
     mesh = build_mesh(layout, rank, backend="gloo", timeout_s=120)
     meshes: dict[tuple[int, ...], Mesh] = {(1, 2, True): mesh}
-    own = torch.tensor([overhead_s(rank, mesh, work, rate)], dtype=torch.float64)
-    all_reduce(own, mesh.world).wait()
-    own_s = float(own) / 2
+    own_s = mean_s(overhead_s(rank, mesh, work, rate), mesh)
     if rank == 0:
         print(f"an action costs {1e3 * own_s:.2f} ms beside its device's time")
     good = True
@@ -252,7 +258,7 @@ def whole_steps(rank: int, work: Work, rate: float, ratio: float) -> bool:
     return good
 
 
-class _Products:
+class Products:
     """Stands in for torch inside `Chunker`: a product takes its share of a GEMM's time."""
 
     def __init__(self, work: Work, seconds: float, rows: int) -> None:
@@ -278,7 +284,7 @@ def tensor_parallel(rank: int, world: int, work: Work) -> bool:
     for op in ("gather", "scatter"):
         wire_s = statistics.median(_alone_s(op, group, part, whole) for _ in range(3))
         for pieces in (4, 8):
-            chunked.torch = _Products(work, wire_s, s * b)  # type: ignore[attr-defined]
+            chunked.torch = Products(work, wire_s, s * b)  # type: ignore[attr-defined]
             times = {}
             for way in ("on", "off", "alone"):
                 chunker = chunked.Chunker(
