@@ -1,7 +1,7 @@
 """The fault campaign: every fault of the matrix, at random moments, on 8 ranks over 4 nodes.
 
     python -m bench.faults.campaign --out build/faults --times 3
-    python -m bench.faults.campaign --out build/faults --report docs/explanation/fault-campaign.md
+    python -m bench.faults.report docs/explanation/fault-campaign.md --campaign build/faults
 
 Nodes are network namespaces (plus one for a spare) joined through Redis. Faults come one after the
 other into one long job, in random order; what is taken out comes back as a spare. After each, one
@@ -14,14 +14,13 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill
+from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill_all
 from bench.faults.net import Network
 from engine.job.drills import family_of
 from engine.job.incident import Incident, Recovery, read_recoveries
@@ -188,14 +187,8 @@ class Job:
     def end(self) -> None:
         """Nothing of this job may be left."""
         self.driver.kill()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if str(self.folder).encode() in words and b"-m" in words:
-                for pid in family_of(int(path.name)):
-                    kill(pid, signal.SIGKILL)
+        self.driver.wait()
+        kill_all(self.folder)
 
 
 def judge(job: Job, fault: str, known: int, struck: Struck, before: int) -> dict:
@@ -215,12 +208,14 @@ def judge(job: Job, fault: str, known: int, struck: Struck, before: int) -> dict
     incident = first.incident
     right = is_right(incident, fault, struck)
     left = {name for r in found if r.decision for name in r.decision.evict}
+    mended = next((r for r in found[found.index(first) :] if r.decision and r.stepped_s), None)
     row |= {
         "detected_s": round(incident.time_s - struck.when, 2), "detected_by": first.detected_by,
         "located": right, "kind": incident.kind, "named": [*incident.nodes, *incident.ranks],
-        "to_blame": [struck.node, *sorted(struck.ranks)], "steps_lost": first.steps_lost,
-        "recovered_s": round(incident.time_s - struck.when + first.stepped_s, 2)
-        if first.stepped_s is not None and first.decision is not None else None,
+        "to_blame": [struck.node, *sorted(struck.ranks)],
+        "steps_lost": max(r.steps_lost for r in found),
+        "recovered_s": round(mended.incident.time_s - struck.when + (mended.stepped_s or 0), 2)
+        if mended else None,
         "said": incident.what[:200], "evicted": sorted(left),
     }  # fmt: skip
     row["passed"] = healthy and right and not struck.wrong and struck.evicts in {"", *left}
@@ -372,26 +367,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--per-job", type=int, default=6)
     parser.add_argument("--batches", type=int, default=1000, help="at most so many in this call")
+    parser.add_argument("--minutes", type=float, default=1e6, help="no new batch after so long")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--report", type=Path)
     args = parser.parse_args()
+    args.out = args.out.resolve()  # processes are found by the full path of their run folder
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.report:
-        from bench.faults.report import write_report
-
-        write_report(args.out, args.report)
-        return
     done = Counter(row["fault"] for row in read_rows(args.out))
     wanted = args.only or list(FAULTS)
     left = [f for f in wanted for _ in range(max(0, args.times - done[f]))]
     random.Random(args.seed).shuffle(left)
     last = [fault for fault in left if fault in ENDS]
     left = [fault for fault in left if fault not in ENDS]
+    end = time.monotonic() + 60 * args.minutes
     with Network(NODES + SPARES) as net:
         for start in list(range(0, len(left), args.per_job))[: args.batches]:
+            if time.monotonic() > end:
+                return
             seed = int(time.time()) % 1_000_000
             batch(args.out, left[start : start + args.per_job], seed, net)
         for number, fault in enumerate(last[: args.batches]):
+            if time.monotonic() > end:
+                return
             endings(args.out, fault, int(time.time()) % 1_000_000 + number)
 
 

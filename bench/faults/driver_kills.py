@@ -2,26 +2,31 @@
 
     python -m bench.faults.driver_kills --out build/driver-kills --times 200
 
-A job of two ranks on two nodes joined through Redis. Every driver is killed with SIGKILL after a
-random time, start-up included. After each kill another is started. Checked all the while: no rank
-has two processes; in the end: the losses are those of a job that nobody disturbed, and how many
-starts of ranks there were. Some kills are of a driver that has just been stopped, so that the next
-one finds a lease that is still held.
+Jobs of two ranks on two nodes joined through Redis, one after the other. Every driver is killed
+with SIGKILL after a random time, start-up included. After each kill another is started. Checked all
+the while: no rank has two processes; in the end: the losses are those of a job that nobody
+disturbed, and how many starts of ranks there were. A line of JSON a job; a second call goes on.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from bench.faults.inject import kill_all
 from engine.job.incident import read_recoveries
 from engine.job.view import read_view
 from engine.train.metrics import read_metrics
 
+_END_S = 1200.0
+_LONG = 0.7
+"""Share of drivers that may live long."""
 _DRIVE = """
 import sys
 from pathlib import Path
@@ -98,52 +103,83 @@ def losses(folder: Path) -> list[tuple[int, float, float]]:
     return [(m.step, m.loss, m.grad_norm) for m in read_metrics(folder / "metrics.jsonl")]
 
 
-def main() -> None:
-    """See the module's docstring."""
-    parser = argparse.ArgumentParser(prog="bench.faults.driver_kills")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--most", type=float, default=6.0, help="longest life of a driver, seconds")
-    args = parser.parse_args()
-    rng = random.Random(args.seed)
-    folder = (args.out / f"job-{args.seed}").resolve()
+def disturb(out: Path, seed: int, most_kills: int, longest_s: float, text: str) -> dict:
+    """One job from its first driver to its end; returns what came of it."""
+    rng = random.Random(seed)
+    folder = (out / f"job-{seed}").resolve()
     folder.mkdir(parents=True)
-    text = RECIPE.format(steps=args.steps, hidden=args.hidden)
     (folder / "wanted.toml").write_text(text)
-    kills, twice, after_end = 0, 0, 0
-    while kills < args.times:
+    kills = early = twice = 0
+    while kills < most_kills:
         driver = start(folder)
-        end = time.monotonic() + rng.uniform(0.1, args.most)
+        # some just after they have begun, so that the next finds a lease that is still held
+        life_s = rng.uniform(0.05, longest_s if rng.random() < _LONG else 2.0)
+        end = time.monotonic() + life_s
         while time.monotonic() < end and driver.poll() is None:
             twice = max(twice, max(ranks_of(folder).values(), default=0))
             time.sleep(0.05)
         if driver.poll() is not None:
-            after_end += 1
             break
         driver.kill()
         driver.wait()
-        kills += 1
-    reached = steps_of(folder)
-    if not after_end:
+        kills, early = kills + 1, early + (steps_of(folder) == 0)
+    reached, started = steps_of(folder), time.monotonic()
+    if driver.returncode == -signal.SIGKILL:
         driver = start(folder)
-        driver.wait(timeout=1200)
+        while driver.poll() is None and time.monotonic() < started + _END_S:
+            twice = max(twice, max(ranks_of(folder).values(), default=0))
+            time.sleep(0.2)
+    code = driver.poll()
+    kill_all(folder)
     view = read_view(folder)
-    whole = args.out.resolve() / f"whole-{args.steps}-{args.hidden}"
-    if not whole.exists():
-        whole.mkdir()
-        (whole / "wanted.toml").write_text(text)
-        start(whole).wait(timeout=1200)
-    row = {
-        "kills": kills, "steps_at_last_kill": reached, "steps": steps_of(folder),
+    return {
+        "seed": seed, "kills": kills, "kills_before_first_step": early, "code": code,
+        "steps_at_last_kill": reached, "steps": steps_of(folder),
         "processes_of_a_rank_at_once": twice, "starts_of_ranks": view.attempt + 1 if view else 0,
-        "incidents": len(read_recoveries(folder)), "bitwise": losses(folder) == losses(whole),
+        "incidents": len(read_recoveries(folder)), "load": os.getloadavg()[0],
+        "bitwise": losses(folder) == losses(whole(out, text)),
     }  # fmt: skip
-    print(json.dumps(row))
-    with (args.out / "rows.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+
+
+def whole(out: Path, text: str) -> Path:
+    """The same job without any kill, made once."""
+    folder = out.resolve() / f"whole-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if not (folder / "result.json").exists():
+        folder.mkdir(exist_ok=True)
+        (folder / "wanted.toml").write_text(text)
+        start(folder).wait(timeout=_END_S)
+    return folder
+
+
+def read_rows(out: Path) -> list[dict]:
+    """All jobs so far."""
+    path = out / "rows.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(prog="bench.faults.driver_kills")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--times", type=int, default=200, help="kills in all")
+    parser.add_argument("--each", type=int, default=25, help="kills of one job at most")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--longest", type=float, default=8.0, help="life of a driver, seconds")
+    parser.add_argument("--minutes", type=float, default=1e6, help="no new job after so long")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    text = RECIPE.format(steps=args.steps, hidden=args.hidden)
+    end = time.monotonic() + 60 * args.minutes
+    while time.monotonic() < end:
+        left = args.times - sum(row["kills"] for row in read_rows(args.out))
+        if left <= 0:
+            break
+        seed = int(time.time())
+        row = disturb(args.out, seed, min(left, args.each), args.longest, text)
+        print(json.dumps(row), flush=True)
+        with (args.out / "rows.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.faults.cgroup import Group
 from bench.faults.net import Network
 from engine.comm.resp import Client, parse_url
-from engine.job.drills import tear_checkpoint
+from engine.job.drills import family_of, tear_checkpoint
 from engine.job.keeper import read_join
 
 if TYPE_CHECKING:
@@ -58,6 +58,18 @@ def kill(pid: int, number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             return
+
+
+def kill_all(folder: Path) -> None:
+    """End every process that names this folder on its command line, and all below it."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(folder).encode() in words and int(path.name) != os.getpid():
+            for pid in family_of(int(path.name)):
+                kill(pid, signal.SIGKILL)
 
 
 def inject(job: "Job", net: Network, fault: str, rng: random.Random) -> Struck:

@@ -1,5 +1,13 @@
-"""The campaign's rows as a page: per fault how often it was noticed, located, mended, how fast."""
+"""Write measured rows into the page: every table between two marks is made anew from its rows.
 
+    python -m bench.faults.report docs/explanation/fault-campaign.md --campaign build/faults
+        --torchrun build/torchrun --healthy build/healthy --driver-kills build/driver-kills
+
+A table whose folder is not given, or has no rows, stays as it is; so does all that people wrote.
+"""
+
+import argparse
+import json
 import os
 import platform
 import statistics
@@ -8,60 +16,90 @@ from pathlib import Path
 
 import torch
 
+from bench.faults import healthy, torchrun
 from bench.faults.campaign import FAULTS, HARMLESS, read_rows
 
-_HEAD = """# The fault campaign
-
-What happens to a job of eight ranks on four nodes when things go wrong: measured, a row per fault.
-
-Nodes are network namespaces on one machine (four that carry ranks and a spare), executors join
-through Redis, the model is small, a checkpoint is taken every 5 steps. Faults come one after the
-other into a running job, in random order, at random ranks and moments; a node that is taken out
-comes back as a spare. After each batch the losses and gradient norms of all steps are compared with
-those of an undisturbed job, bit by bit.
-
-```sh
-python -m bench.faults.campaign --out build/faults --times {times}
-python -m bench.faults.campaign --out build/faults --report docs/explanation/fault-campaign.md
-```
-
-Machine: {cores} cores, {system}, Python {python}, torch {torch}, load average {load:.0f} when this
-page was written. Other programs ran beside it, so an idle machine would show shorter times.
-
-"""
-_COLUMNS = ("fault", "runs", "passed", "noticed after", "located", "first new step after",
+MATRIX = {
+    "kill": 1, "crash": 1, "segv": 1, "exit0": 1, "exit": 1, "exception": 1, "stop": 2, "hang": 2,
+    "gil": 2, "hang-start": 3, "slow": 4, "link-slow": 4, "link-slow-both": 4, "node-kill": 5,
+    "node-stop": 5, "link-cut": 5, "link-flap": 6, "redis-partition": 7, "redis-kill": 8,
+    "redis-stop": 9, "driver-kill": 10, "two-drivers": 11, "executor-kill": 12, "bad-node": 13,
+    "kill-again": 14, "two-nodes": 15, "bug": 16, "disk-full": 17, "torn-checkpoint": 18,
+    "storage-hang": 19, "storage-slow": 19, "clock": 20, "nan": 21, "oom": 23, "oom-kill": 23,
+    "log-flood": 24, "bad-spare": 26,
+}  # fmt: skip
+"""Fault -> row of the matrix of 27 that the project works to; the others are two at once."""
+_COLUMNS = ("row", "fault", "runs", "passed", "noticed after", "located", "first new step after",
             "steps lost", "losses equal")  # fmt: skip
 
 
-def write_report(out: Path, page: Path) -> None:
-    """The page of all rows in a folder; `measured.md` beside them is added at its end."""
-    rows = read_rows(out)
-    counts = [sum(row["fault"] == fault for row in rows) for fault in FAULTS]
-    text = _HEAD.format(
-        times=max(counts, default=1), cores=os.cpu_count(), system=platform.system(),
-        python=platform.python_version(), torch=torch.__version__, load=os.getloadavg()[0],
-    )  # fmt: skip
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(prog="bench.faults.report")
+    parser.add_argument("page", type=Path)
+    for name in ("campaign", "torchrun", "healthy", "driver-kills"):
+        parser.add_argument(f"--{name}", type=Path)
+    args = parser.parse_args()
+    text = args.page.read_text()
+    made = {
+        "campaign": args.campaign and campaign(read_rows(args.campaign)),
+        "torchrun": args.torchrun and beside(torchrun.read_rows(args.torchrun)),
+        "healthy": args.healthy and stretches(healthy.read_rows(args.healthy)),
+        "driver-kills": args.driver_kills and kills(args.driver_kills),
+    }
+    for name, body in made.items():
+        if body:
+            text = put(text, name, body)
+    args.page.write_text(text)
+
+
+def put(text: str, name: str, body: str) -> str:
+    """The page with another body between the marks of this name. ValueError if it has none."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"the page has no pair of marks {begin} and {end}")
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}\n{body.strip()}\n{end}{rest.partition(end)[2]}"
+
+
+def _machine(loads: Iterable[float]) -> str:
+    found = sorted(loads)
+    return (
+        f"Machine: {os.cpu_count()} cores, {platform.system()}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}; load average "
+        f"{found[0]:.0f} to {found[-1]:.0f}, {statistics.median(found):.0f} in the middle.\n\n"
+    )
+
+
+def campaign(rows: list[dict]) -> str:
+    """A line per fault: how often it was noticed, located, mended, how fast."""
+    if not rows:
+        return ""
     table = [_COLUMNS, ("---",) * len(_COLUMNS), *(_row(fault, rows) for fault in FAULTS)]
-    text += "\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n"
-    more = out / "measured.md"
-    if more.exists():
-        text += "\n" + more.read_text()
-    page.write_text(text)
+    named = [r["located"] for r in rows if "located" in r]
+    total = (
+        f"\nAll in all {len(rows)} faults: {sum(bool(r['passed']) for r in rows)} passed, losses "
+        f"equal in {sum(bool(r['bitwise']) for r in rows)}, the right one named in "
+        f"{sum(map(bool, named))} of {len(named)}.\n"
+    )
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    return _machine(r["load"] for r in rows) + lines + "\n" + total
 
 
 def _row(fault: str, rows: list[dict]) -> tuple[str, ...]:
     mine = [row for row in rows if row["fault"] == fault]
+    head = (str(MATRIX.get(fault, "two")), fault)
     if not mine:
-        return (fault, "0", *("not run",) * 6)
+        return (*head, "0", *("not run",) * 6)
     passed = f"{sum(bool(r['passed']) for r in mine)} of {len(mine)}"
     equal = f"{sum(bool(r['bitwise']) for r in mine)} of {len(mine)}"
     if fault in HARMLESS:
         restarts = sum(r["restarts"] for r in mine)
         quiet = "no restart" if not restarts else f"{restarts} restarts"
-        return (fault, str(len(mine)), passed, "-", "-", quiet, "-", equal)
+        return (*head, str(len(mine)), passed, "-", "-", quiet, "-", equal)
     located = f"{sum(bool(r.get('located')) for r in mine)} of {len(mine)}"
     return (
-        fault, str(len(mine)), passed, _times(r.get("detected_s") for r in mine), located,
+        *head, str(len(mine)), passed, _times(r.get("detected_s") for r in mine), located,
         _times(r.get("recovered_s") for r in mine),
         str(max((r.get("steps_lost", 0) for r in mine), default=0)), equal,
     )  # fmt: skip
@@ -73,3 +111,34 @@ def _times(values: Iterable[float | None]) -> str:
     if not found:
         return "-"
     return f"{statistics.median(found):.1f} s (worst {max(found):.1f})"
+
+
+def beside(rows: list[dict]) -> str:
+    """Our times and torchrun's."""
+    return _machine(r["load"] for r in rows) + torchrun.table(rows) if rows else ""
+
+
+def stretches(rows: list[dict]) -> str:
+    """How long nothing happened and nothing was said."""
+    return _machine(r["load"] for r in rows if "load" in r) + healthy.table(rows) if rows else ""
+
+
+def kills(out: Path) -> str:
+    """What came of the jobs whose drivers were killed."""
+    path = out / "rows.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not rows:
+        return ""
+    lines = ["| kills | before the first step | steps | processes of a rank at once | starts of "
+             "ranks | losses equal |", "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines += [
+        f"| {r['kills']} | {r.get('kills_before_first_step', '-')} | {r['steps']} "
+        f"| {r['processes_of_a_rank_at_once']} | {r['starts_of_ranks']} "
+        f"| {'yes' if r['bitwise'] else 'no'} |"
+        for r in rows
+    ]
+    return "\n".join([*lines, "", f"Kills in all: {sum(r['kills'] for r in rows)}."])
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.faults.inject import kill
+from bench.faults.inject import kill, kill_all
 from bench.faults.net import Network
 from engine.job.drills import family_of
 from engine.job.incident import read_recoveries
@@ -111,15 +111,7 @@ class Job:
 
     def end(self) -> None:
         """Leave nothing behind."""
-        mine = str(self.folder).encode()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mine in words and int(path.name) != os.getpid():
-                for pid in family_of(int(path.name)):
-                    kill(pid, signal.SIGKILL)
+        kill_all(self.folder)
         for process in self.processes:
             process.kill()
             process.wait()

@@ -123,9 +123,14 @@ class Recoverer:
     def _answered(self, ids: list[str], nodes: list[Node]) -> bool:
         answers = self.driver.nodes.answers
         return all(
-            not node.is_here or node.name in answers.get(i, {})
+            not node.is_here or node.name in answers.get(i, {}) or self._is_still(node)
             for i, node in zip(ids, nodes, strict=True)
         )
+
+    def _is_still(self, node: Node) -> bool:
+        """A spare of which nothing is heard: nobody waits for what it would answer."""
+        silent_s = self.driver.sight.silence.silent_s(node.name, time.monotonic())
+        return not node.ranks and silent_s > self.driver.recipe.job.silent_s
 
     def _judge(self, incident: Incident, folder: Path) -> Incident:
         """Let `diagnose` look; only a hang has to wait for what it says."""
