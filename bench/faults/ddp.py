@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH, EVERY = 4, 64, 4, 64, 32, 4, 5
-GROUP_S = 10.0
+GROUP_S = float(os.environ.get("GROUP_S", "10"))
 """Time-out of the process group; torch's own default is half an hour, which nobody waits for."""
 
 

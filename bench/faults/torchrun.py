@@ -258,7 +258,8 @@ def measure(out: Path, system: str, fault: str, number: int, rng: random.Random)
     """One job, one fault."""
     folder = (out / f"{system}-{fault}-{number}").resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    row: dict = {"system": system, "fault": fault, "number": number, "load": os.getloadavg()[0]}
+    row: dict = {"system": system, "fault": fault, "number": number, "load": os.getloadavg()[0],
+                 "group_s": float(os.environ["GROUP_S"])}  # fmt: skip
     with Network(3):
         job = _JOBS[system](folder, fault)
         try:
@@ -326,7 +327,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="no new job after so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="only print what there is")
+    parser.add_argument("--group-s", type=float, default=10.0, help="torch's group time-out")
     args = parser.parse_args()
+    os.environ["GROUP_S"] = str(args.group_s)
     args.out.mkdir(parents=True, exist_ok=True)
     rng, end = random.Random(args.seed), time.monotonic() + 60 * args.minutes
     wanted = [(n, f, s) for n in range(args.times) for f in args.only for s in args.systems]

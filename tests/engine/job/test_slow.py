@@ -48,3 +48,21 @@ def test_two_peers_cannot_say_which_of_them_is_slow():
     watch = SlowWatch(layout)
     for step in range(100):
         assert watch.look([(0, step, 1.0, 0.2), (1, step, 1.0, 0.9)]) is None
+
+
+def busy(steps: int, slow: dict[int, float], seed: int):
+    """Own work as eight ranks have it on two busy cores: each is slow in a fifth of all steps."""
+    watch, rng, found = SlowWatch(LAYOUT), random.Random(seed), []
+    for step in range(steps):
+        row = [(rank, step, 1.0, 0.1 * slow.get(rank, 1.0) * rng.lognormvariate(0.0, 0.35))
+               for rank in range(LAYOUT.world_size)]  # fmt: skip
+        one = watch.look(row)
+        if one is not None:
+            found.append(one.ranks)
+    return found
+
+
+def test_on_a_busy_machine_nobody_is_named_but_who_is_slow_all_the_time():
+    for seed in range(3):
+        assert busy(1500, {}, seed) == []
+        assert busy(120, {6: 3.0}, seed) == [(6,)]
