@@ -33,6 +33,17 @@ def test_what_is_no_action(text):
         Action.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("5F", "FORWARD needs a micro-batch number"), ("5UNSHARD3", "UNSHARD takes no micro-batch "
+      "number"), ("F2", "expected e.g. 5F2 or 0UNSHARD")],
+)  # fmt: skip
+def test_what_is_no_action_is_told_why(text, why):
+    with pytest.raises(ValueError, match="not an action") as error:
+        Action.parse(text)
+    assert str(error.value) == f"not an action: {text!r} ({why})"
+
+
 def test_kinds_fall_into_four_classes():
     classes = [COMPUTE, SENDS, RECVS, PER_CHUNK]
     assert frozenset().union(*classes) == set(Kind)

@@ -1,5 +1,6 @@
 from engine.schedule.action import Action, Kind
 from engine.schedule.build import build
+from engine.schedule.comm import add_comm
 from engine.schedule.grid import grid
 
 
@@ -23,3 +24,18 @@ def test_the_grid_is_as_wide_as_the_step():
 
 def test_durations_are_the_callers():
     assert len(grid(build("gpipe", 1, 1, 1), duration=lambda a: 5).split("|")[1]) == 10 * 5
+
+
+def test_transfers_take_no_room():
+    plain = build("interleaved", 2, 2, 4)
+    assert grid(add_comm(plain)) == grid(plain)
+
+
+def test_a_program_without_actions_has_empty_rows():
+    assert grid(build("1f1b", 2, 1, 1).with_stages([[], []])) == "stage 0  ||\nstage 1  ||"
+
+
+def test_the_27th_chunk_of_a_stage_begins_the_alphabet_again():
+    """A stage's chunks are told apart by letters, twenty-six of them."""
+    row = grid(build("interleaved", 1, 27, 1)).splitlines()[0]
+    assert row.count("0a") == 2 * row.count("0b")

@@ -102,8 +102,20 @@ def test_blocking_and_slower_messages_never_help(shape, transfer):
 def test_a_deadlock_is_named():
     schedule = build("1f1b", 2, 1, 1)
     swapped = schedule.with_stages([schedule.stages[0], reversed(schedule.stages[1])])
-    with pytest.raises(LayoutError, match="stage 1 before 1B0"):
+    with pytest.raises(LayoutError) as error:
         simulate(swapped, lambda action: 1.0)
+    assert error.value.what == (
+        "the 1f1b schedule deadlocks: stage 0 before 0B0, stage 1 before 1B0"
+    )
+    assert "engine.schedule.verify" in error.value.remedy
+
+
+def test_a_stage_at_its_end_is_not_called_stuck():
+    schedule = build("1f1b", 2, 1, 1)
+    forwards = schedule.with_stages([schedule.stages[0][:1], reversed(schedule.stages[1])])
+    with pytest.raises(LayoutError) as error:
+        simulate(forwards, lambda action: 1.0)
+    assert error.value.what == "the 1f1b schedule deadlocks: stage 1 before 1B0"
 
 
 def test_bubble_of_nothing_is_zero():

@@ -110,3 +110,37 @@ def test_a_deadlock_by_reordering_is_noticed(shape, data):
             and place[Action(Kind.FORWARD, *action[1:])] > place[action]
         ):
             assert found
+
+
+def _without(*texts):
+    return _mutate(build("1f1b", 1, 1, 6), 0, lambda s: [s.remove(_a(text)) for text in texts])
+
+
+def test_the_refusal_names_three_faults_and_counts_the_rest():
+    with pytest.raises(LayoutError) as three:
+        verify(_without("0F0", "0F2", "0B1"))
+    assert three.value.what == (
+        "unsafe 1f1b schedule: 0B1 is missing; 0F0 is missing; 0F2 is missing"
+    )
+    with pytest.raises(LayoutError) as five:
+        verify(_without("0F0", "0F2", "0F3", "0B1", "0B4"))
+    assert five.value.what == (
+        "unsafe 1f1b schedule: 0B1 is missing; 0B4 is missing; 0F0 is missing and 2 more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("m", "sent", "received"),
+    [(6, "1:1 1:0 1:2 1:3 1:4 1:5", "1:0 1:1 1:2 1:3 1:4 1:5"),
+     (7, "1:1 1:0 1:2 1:3 1:4 1:5 ...", "1:0 1:1 1:2 1:3 1:4 1:5 ...")],
+)  # fmt: skip
+def test_a_channels_orders_are_shown_up_to_six_messages(m, sent, received):
+    schedule = add_comm(build("gpipe", 2, 1, m))
+    swapped = _mutate(schedule, 0, lambda s: _swap(s, _a("0SEND_F0"), _a("0SEND_F1")))
+    line = f"channel 0->1 (F): sent in order {sent}, received in order {received}"
+    assert line in problems(swapped)
+
+
+def test_peak_activations_may_come_after_some_were_freed():
+    order = [_a(text) for text in ("0F0", "0B0", "0F1", "0F2", "0B1", "0B2")]
+    assert peak_activations(build("gpipe", 1, 1, 3).with_stages([order]), 0) == 2
