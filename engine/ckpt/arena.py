@@ -43,6 +43,9 @@ class Ticket(Noun, frozen=True, kw_only=True):
     part: Part
     """With digests once flushed; before that, `file.digests` is empty."""
 
+    owner: str = ""
+    """Whose checkpoint it is: the id in the folder's claim. Empty: nobody asks."""
+
     @property
     def step(self) -> int:
         """The step of the snapshot."""
@@ -60,6 +63,8 @@ class CommitJob(Noun, frozen=True, kw_only=True):
     keep: int = 0
     """Newest checkpoints to keep once this one is there; 0 = all."""
 
+    owner: str = ""
+
 
 class FlushStatus(Noun, frozen=True, kw_only=True):
     """What the flusher last said of itself."""
@@ -72,6 +77,8 @@ class FlushStatus(Noun, frozen=True, kw_only=True):
     total_bytes: int = 0
     failures: int = 0
     error: str = ""
+    caution: str = ""
+    """What the user must know about the store (Store.caution)."""
 
 
 class Peers(Noun, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import select
 import sys
 import time
@@ -23,19 +22,25 @@ from threading import Lock
 import msgspec
 
 from engine.ckpt.arena import CommitJob, Peers, Spool, Ticket, map_slot
-from engine.ckpt.catalog import CLAIM, read_manifest
 from engine.ckpt.digest import ChunkDigests
-from engine.ckpt.manifest import CHUNK_BYTES, COMMITTED, MARKER_LIMIT
+from engine.ckpt.manifest import CHUNK_BYTES, COMMITTED
 from engine.ckpt.partner import Copy, Server, push
+from engine.ckpt.parts import (
+    already_there,
+    hold_for,
+    is_of_another,
+    marker_state,
+    part_name,
+    read_parts,
+)
 from engine.ckpt.prune import keep_newest
-from engine.ckpt.save import NotHeld, Part, assemble, claim_note, commit
+from engine.ckpt.save import NotHeld, assemble, commit, hold
 from engine.ckpt.store import Store, open_store
-from engine.errors import CheckpointError, EngineError
+from engine.errors import EngineError
 from engine.spec.base import NonNegative, Noun, Positive
 
 logger = logging.getLogger(__name__)
 
-PART_LIMIT = 64 << 20
 OVERTAKEN_S = 600.0
 GIVE_UP_S = 1800.0
 """How long a commit waits for parts of other nodes: with a newer one done, and with no trainer."""
@@ -47,7 +52,6 @@ _TRIES = 3
 _AGAIN_S = 0.1
 _IDLE_S = 0.5
 _WAITING_S = 0.02
-_PART = re.compile(r"part-(\d{5,})\.json")
 
 
 class FlushOptions(Noun, frozen=True, kw_only=True):
@@ -179,6 +183,9 @@ class Flusher:
         """Write a slot's image and announce it; returns the ticket with its digests."""
         store, file = self._store(ticket.root), ticket.part.file
         assert file is not None, f"ticket of rank {rank} names no file"
+        if ticket.owner:
+            hold(store, ticket.folder, ticket.owner)
+            self._say(caution=store.caution)
         there = already_there(store, ticket)
         if there is not None:
             return msgspec.structs.replace(ticket, state="flushed", part=there)
@@ -202,17 +209,21 @@ class Flusher:
     def _commit_one(self, job: CommitJob) -> bool:
         store = self._store(job.root)
         try:
-            if store.get(f"{job.folder}/{COMMITTED}", 4096) is None:
-                parts = read_parts(store, job)
-                if parts is None:
-                    if self._all_flushed_here(job):
-                        self._write_again(job)
-                    return False
-                store.create(f"{job.folder}/{CLAIM}", claim_note(pid=0))
+            marker = marker_state(store, job.folder)
+            parts = None if marker == "whole" else read_parts(store, job)
+            if parts is None and marker != "whole":
+                if self._all_flushed_here(job):
+                    self._write_again(job)
+                return False
+            hold_for(store, job)
+            if parts is not None:
+                if marker == "torn":
+                    store.remove([f"{job.folder}/{COMMITTED}"])
                 commit(store, job.folder, assemble(job.meta, parts, job.world, job.created_s))
         except EngineError as error:
+            if error.what != self.status.error:
+                logger.warning("step %d is not committed yet: %s", job.meta.step, error.what)
             self._say(error=error.what, failures=self.status.failures + 1)
-            logger.warning("step %d is not committed yet: %s", job.meta.step, error.what)
             if isinstance(error, NotHeld):
                 self._write_again(job)
             time.sleep(self.options.retry_first_s)
@@ -259,7 +270,9 @@ class Flusher:
     def _remove_dropped(self, job: CommitJob) -> None:
         """No rank writes into the folder of a dropped snapshot any more: leave nothing behind."""
         try:
-            self._store(job.root).remove_folder(job.folder)
+            store = self._store(job.root)
+            if not is_of_another(store, job):
+                store.remove_folder(job.folder)
         except EngineError as error:
             self._say(error=error.what, failures=self.status.failures + 1)
             return
@@ -311,50 +324,6 @@ class Flusher:
         if root not in self.stores:
             self.stores[root] = open_store(root)
         return self.stores[root]
-
-
-def read_parts(store: Store, job: CommitJob) -> list[Part] | None:
-    """Every rank's part of a checkpoint, None as long as one is missing."""
-    present = {int(m[1]) for f in store.files(job.folder) if (m := _PART.fullmatch(f.name))}
-    if not set(range(job.world)) <= present:
-        return None
-    parts = []
-    for rank in range(job.world):
-        body = store.get(f"{job.folder}/{part_name(rank)}", PART_LIMIT)
-        try:
-            parts.append(msgspec.json.decode(body or b"", type=Part))
-        except msgspec.MsgspecError as error:
-            raise CheckpointError(
-                f"{store.url}/{job.folder}/{part_name(rank)}: {error}",
-                remedy="wait for the next save; this step is given up when it commits",
-            ) from error
-    return parts
-
-
-def already_there(store: Store, ticket: Ticket) -> Part | None:
-    """The rank's part with its digests, if another flusher wrote and announced it already.
-
-    So a file of a committed checkpoint is never touched again.
-    """
-    rank, file = ticket.part.rank, ticket.part.file
-    assert file is not None, f"ticket of rank {rank} names no file"
-    if store.get(f"{ticket.folder}/{COMMITTED}", MARKER_LIMIT) is not None:
-        for entry in read_manifest(store, ticket.folder).files:
-            if entry.name == file.name and entry.bytes == file.bytes:
-                return msgspec.structs.replace(ticket.part, file=entry)
-    body = store.get(f"{ticket.folder}/{part_name(rank)}", PART_LIMIT)
-    try:
-        part = msgspec.json.decode(body or b"null", type=Part | None)
-    except msgspec.MsgspecError:
-        return None
-    whole = part is not None and part.file is not None and part.tensors == ticket.part.tensors
-    present = {(found.name, found.bytes) for found in store.files(ticket.folder)} if whole else ()
-    return part if (file.name, file.bytes) in present else None
-
-
-def part_name(rank: int) -> str:
-    """The object by which a rank's flusher announces that its file is complete."""
-    return f"part-{rank:05d}.json"
 
 
 def open_wake(spool: Spool) -> int:

@@ -18,7 +18,8 @@ import msgspec
 
 from engine.ckpt.arena import FlushStatus, Spool
 from engine.ckpt.arena import spool_folder as default_spool
-from engine.ckpt.flush import FlushOptions, read_parts
+from engine.ckpt.flush import FlushOptions
+from engine.ckpt.parts import read_parts
 from engine.ckpt.save import Gather
 from engine.ckpt.store import absolute, open_store
 from engine.errors import EngineError

@@ -27,7 +27,7 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.url = str(root)
+        self.url, self.caution = str(root), ""
 
     def folders(self) -> list[str]:
         """Names of the folders below the root."""

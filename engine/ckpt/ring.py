@@ -150,8 +150,10 @@ def _fetch_one(held: Spool, ring: Ring, every: Sequence[_Held], rank: int, folde
                 continue
             logger.info("rank %d of %s came from the memory of %s", rank, folder, at.node)
             if rank == 0:
-                job = CommitJob(root=ticket.root, folder=folder, world=ticket.world,
-                                meta=ticket.meta, created_s=time.time())  # fmt: skip
+                job = CommitJob(
+                    root=ticket.root, folder=folder, world=ticket.world, meta=ticket.meta,
+                    created_s=time.time(), owner=ticket.owner,
+                )  # fmt: skip
                 held.write_job(folder, job)
             return 1
     return 0

@@ -39,10 +39,15 @@ from engine.spec.base import Noun
 logger = logging.getLogger(__name__)
 
 Gather = Callable[[object], list[object]]
+CLAIM_LIMIT = 4096
 
 
 class NotHeld(CheckpointError):
     """The store acknowledged a write and does not have it."""
+
+
+class NotOurs(CheckpointError):
+    """Another run writes into the folder."""
 
 
 class PartTensor(Noun, frozen=True, kw_only=True):
@@ -125,14 +130,40 @@ def claim(store: Store, step: int) -> str:
         attempt += 1
 
 
-def claim_note(pid: int | None = None) -> bytes:
+def hold(store: Store, folder: str, owner: str) -> None:
+    """Take a folder for a run, or see that the run has it; raises NotOurs if another one has.
+
+    The flushers of all nodes call it before they write, with the id that their run drew.
+    """
+    name = f"{folder}/{CLAIM}"
+    note = store.get(name, CLAIM_LIMIT)
+    if note is None and store.create(name, claim_note(pid=0, owner=owner)):
+        return
+    if note is None:
+        note = store.get(name, CLAIM_LIMIT)
+    if claimed_by(note or b"") != owner:
+        raise NotOurs(
+            f"{store.url}/{folder}: another run writes a checkpoint of this step here",
+            remedy="give every run a checkpoint.path of its own",
+        )
+
+
+def claimed_by(note: bytes) -> str:
+    """The id in a claim; empty if it is torn."""
+    try:
+        return str(msgspec.json.decode(note, type=dict).get("id", ""))
+    except msgspec.MsgspecError:
+        return ""
+
+
+def claim_note(pid: int | None = None, owner: str = "") -> bytes:
     """Who writes into a folder, to tell later whether it still lives (0: only its age tells)."""
     writer = os.getpid() if pid is None else pid
     note = {
         "host": platform.node(),
         "pid": writer,
         "time_s": time.time(),
-        "id": os.urandom(8).hex(),
+        "id": owner or os.urandom(8).hex(),
     }
     return msgspec.json.encode(note)
 

@@ -2,7 +2,8 @@
 
 Names are written once and never renamed, and the last object written decides. That is all that
 local disks, HDFS and S3 have in common, so nothing else is relied upon. Local folders are in
-engine/ckpt/local_store.py, everything else that fsspec reaches in engine/ckpt/url_store.py.
+engine/ckpt/local_store.py, HDFS in engine/ckpt/hdfs_store.py, everything else that fsspec reaches
+in engine/ckpt/url_store.py.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Store(Protocol):
     """A folder of checkpoint folders. `name` is always `folder/file`."""
 
     url: str
+    caution: str
+    """What a user must know about this store, once it has shown; empty: nothing."""
 
     def folders(self) -> list[str]:
         """Names of the folders directly below the root; empty if the root does not exist."""
@@ -82,6 +85,10 @@ def open_store(where: str | Path) -> Store:
         from engine.ckpt.local_store import LocalStore
 
         return LocalStore(Path(text.partition("://")[2] if "://" in text else text))
+    if text.startswith(("hdfs://", "viewfs://")):
+        from engine.ckpt.hdfs_store import HdfsStore
+
+        return HdfsStore(text)
     from engine.ckpt.url_store import UrlStore
 
     return UrlStore(text)

@@ -64,6 +64,8 @@ class _Start(Noun, frozen=True, kw_only=True):
     place: str
     need: int
     holds: tuple[str, ...]
+    owner: str = ""
+    """Rank 0's draw of an id for this run, by which its flushers know its folders."""
 
 
 class _UnderWay(NamedTuple):
@@ -287,8 +289,9 @@ class TwoStage:
             parsed = parse_folder(name)
             if parsed:
                 used[parsed[0]] = max(used.get(parsed[0], 0), parsed[1])
-        for job in self.spool.jobs():
-            step, attempt = parse_folder(job.folder) or (0, 0)
+        jobs = self.spool.jobs() + self.spool.jobs("dropped")
+        for folder in [job.folder for job in jobs] + self._held:
+            step, attempt = parse_folder(folder) or (0, 0)
             used[step] = max(used.get(step, 0), attempt)
         return used
 
@@ -307,12 +310,13 @@ class TwoStage:
     def _issue(self, slot: int, folder: str, meta: CheckpointMeta) -> None:
         part = describe_part(self.image, self._file, "", rank=self.rank)
         ticket = Ticket(
-            state="pending", root=self.root, folder=folder, world=self.world, meta=meta, part=part
-        )
+            state="pending", root=self.root, folder=folder, world=self.world, meta=meta, part=part,
+            owner=self._run,
+        )  # fmt: skip
         if self.rank == 0:
             job = CommitJob(
                 root=self.root, folder=folder, world=self.world, meta=meta, keep=self.keep,
-                created_s=time.time(),
+                created_s=time.time(), owner=self._run,
             )  # fmt: skip
             self.spool.write_job(folder, job)
         self.spool.write_ticket(self.rank, slot, ticket)
@@ -357,11 +361,14 @@ class TwoStage:
         mine = _Start(
             place=f"{platform.node()}:{self.spool.folder}", need=SLOTS * self.image.bytes,
             holds=tuple(ticket.folder for ticket in self._tickets()),
+            owner="" if self.rank else os.urandom(8).hex(),
         )  # fmt: skip
         starts = [
             msgspec.json.decode(_bytes(item), type=_Start)
             for item in self.gather(msgspec.json.encode(mine))
         ]
+        self._run = starts[0].owner
+        self._held = [folder for start in starts for folder in start.holds]
         error = b""
         try:
             check_room(self.spool.folder, sum(s.need for s in starts if s.place == mine.place))

@@ -2,11 +2,14 @@
 
 Only whole-object writes, ranged reads, listing and deletion are used. `create` asks for
 create-if-absent where the file system knows it and reads back what it wrote, so that a second
-writer finds out.
+writer finds out. Some stores accept the condition and ignore it (rclone's S3): the first `create`
+finds that out by asking a second time, and from then on every one waits before it reads back.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,26 +17,33 @@ from typing import Any
 from engine.ckpt.store import Found, Upload, short_read
 from engine.errors import CheckpointError, MissingError
 
+logger = logging.getLogger(__name__)
+
 _UPLOADS_LIMIT = 100_000
 BLOCK = 8 << 20
 """Bytes of an image handed over at a time."""
+
+SETTLE_S = 2.0
+"""Where create-if-absent is not honoured: time in which a rival's write becomes visible."""
+
+PACKAGES = {
+    "s3": "pip install 'msctl[s3]'", "s3a": "pip install 'msctl[s3]'",
+    "hdfs": "pip install 'msctl[hdfs]'", "viewfs": "pip install 'msctl[hdfs]'",
+    "gs": "pip install gcsfs", "gcs": "pip install gcsfs",
+    "abfs": "pip install adlfs", "az": "pip install adlfs", "sftp": "pip install paramiko",
+}  # fmt: skip
+"""Clients that fsspec needs, by the scheme of a URL."""
 
 
 class UrlStore:
     """A folder behind an fsspec URL."""
 
     def __init__(self, url: str) -> None:
-        import fsspec
-
-        self.url = url.rstrip("/")
-        try:
-            self._fs, root = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
-            raise MissingError(
-                f"{url}: {error}",
-                remedy="install the package for this kind of store, e.g. `pip install 'msctl[s3]'`",
-            ) from error
+        self.url, self.caution = url.rstrip("/"), ""
+        self._fs, root = _connect(self.url)
         self._root = root.rstrip("/")
+        self._makes_folders = not hasattr(self._fs, "call_s3")  # s3fs would make a missing bucket
+        self._asked = False
 
     def folders(self) -> list[str]:
         """Names of the folders below the root."""
@@ -77,7 +87,7 @@ class UrlStore:
         """Stream an object; it is complete when the stream has closed."""
         path = self._path(name)
         try:
-            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._make_folder(path)
             with self._fs.open(path, "wb") as file:
                 for view in views:
                     file.write(view)
@@ -98,21 +108,44 @@ class UrlStore:
         self.put(name, blocks())
 
     def create(self, name: str, data: bytes) -> bool:
-        """Conditional put where there is one; else look, put and look again."""
+        """Look, put if nobody else has, and look again at what is there."""
         path = self._path(name)
+        self._fs.invalidate_cache()
         try:
-            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            try:
-                self._fs.pipe_file(path, data, mode="create")
-            except (TypeError, NotImplementedError):
-                if self._fs.exists(path):
-                    return False
-                self._fs.pipe_file(path, data)
+            if self._fs.exists(path):
+                return False
+            self._make_folder(path)
+            if not self._put_if_absent(path, data):
+                return False
+            if not self._asked:
+                self._asked, again = True, self._put_if_absent(path, data)
+                if again or not _is_conditional(self._fs):
+                    self._warn()
+            if self.caution:
+                time.sleep(SETTLE_S)
             return bool(self._fs.cat_file(path) == data)
-        except FileExistsError:
-            return False
         except Exception as error:
             raise self._failed(name, error) from error
+
+    def _put_if_absent(self, path: str, data: bytes) -> bool:
+        try:
+            self._fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except (TypeError, NotImplementedError):
+            self._fs.pipe_file(path, data)
+        return True
+
+    def _warn(self) -> None:
+        self.caution = (
+            f"{self.url}: the store does not honour create-if-absent, so two runs that write here "
+            "at the same moment may not notice each other: give every run a path of its own"
+        )
+        logger.warning("%s", self.caution)
+
+    def _make_folder(self, path: str) -> None:
+        if self._makes_folders:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def settle(self, folder: str) -> None:
         """Nothing to do: an object that was acknowledged is durable."""
@@ -129,6 +162,7 @@ class UrlStore:
 
     def remove_folder(self, folder: str) -> None:
         """Delete everything below a folder."""
+        self._fs.invalidate_cache()
         try:
             self._fs.rm(self._path(folder), recursive=True)
         except FileNotFoundError:
@@ -186,9 +220,48 @@ class UrlStore:
     def _failed(self, name: str, error: Exception) -> CheckpointError:
         # Clients of remote stores raise exceptions of their own, so every kind ends here.
         return CheckpointError(
-            f"{self.url}/{name}: {type(error).__name__}: {str(error)[:200]}",
+            f"{self.url}/{name}: {type(error).__name__}: {_first_line(error)}",
             remedy="check that the store is reachable and the credentials are valid",
         )
+
+
+def _connect(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+        return found
+    except ImportError as error:
+        raise MissingError(
+            f"{url}: the client for {scheme}:// is not installed",
+            remedy=PACKAGES.get(scheme, "install the package that fsspec names: ")
+            + ("" if scheme in PACKAGES else _first_line(error)),
+        ) from error
+    except ValueError as error:
+        raise MissingError(
+            f"{url}: {_first_line(error)}",
+            remedy=f"check the URL; some kinds of store need a package, e.g. {PACKAGES['s3']}",
+        ) from error
+    except Exception as error:
+        raise CheckpointError(
+            f"{url}: {type(error).__name__}: {_first_line(error)}",
+            remedy=f"check the address and the configuration of the {scheme} client",
+        ) from error
+
+
+def _is_conditional(fs: Any) -> bool:
+    """Whether the file system has a `create` of its own; fsspec's is a look and then a write."""
+    from fsspec.spec import AbstractFileSystem
+
+    return type(fs).pipe_file is not AbstractFileSystem.pipe_file
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong without the stack of a Java server, which some clients print in one line."""
+    text = str(error).strip().partition("\n")[0].partition("\\n")[0]
+    return text[:200]
 
 
 def _time(value: object) -> float:
@@ -206,4 +279,5 @@ def _changed(entry: dict[str, Any]) -> float:
             return value.timestamp()
         if isinstance(value, (int, float)):
             return float(value)
-    return 0.0
+    since = entry.get("modification_time")  # HDFS: milliseconds
+    return since / 1000 if isinstance(since, (int, float)) else 0.0

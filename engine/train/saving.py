@@ -73,6 +73,7 @@ class Saver:
         self._held_s = 0.0
         self._begun: dict[int, float] = {}
         self._late = 0.0
+        self._cautioned = False
         self._value: float | None = None
 
     # -- start
@@ -266,6 +267,9 @@ class Saver:
         if self._two is None or self.mesh.rank or not self._begun:
             return
         status, now = self._two.status(), time.monotonic()
+        if status.caution and not self._cautioned:
+            self._cautioned = True
+            logger.warning("%s", status.caution)
         # After failures a newer step may be committed before an older one: idle means all are.
         limit = max(self._begun) if self._two.is_idle() else status.committed_step
         for step in [s for s in self._begun if s <= limit]:

@@ -2,7 +2,6 @@
 
 import os
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -10,73 +9,19 @@ import pytest
 import torch
 
 from engine.ckpt import flush
-from engine.ckpt.arena import CommitJob, Peers, Spool, Ticket, map_slot
+from engine.ckpt.arena import Peers, Spool
 from engine.ckpt.catalog import describe, read_manifest, step_folders
-from engine.ckpt.flush import (
-    Flusher,
-    FlushOptions,
-    already_there,
-    drain,
-    open_wake,
-    part_name,
-    read_parts,
-)
-from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.flush import FlushOptions, drain, open_wake
 from engine.ckpt.partner import PEERS
+from engine.ckpt.parts import already_there
 from engine.ckpt.restore import load_checkpoint
-from engine.ckpt.save import Part, describe_part
-from engine.ckpt.snapshot import host_view, plan_pieces
-from engine.ckpt.store import open_store
+from engine.ckpt.save import Part
 from engine.ckpt.verify import verify
 from engine.errors import CheckpointError
+from tests.engine.ckpt.node import Node
 from tests.engine.ckpt.state import dense, pieces_of
 
 F32 = torch.float32
-QUICK = FlushOptions(retry_first_s=0.01, retry_most_s=0.03)
-
-
-class Node:
-    """A trainer's side of a spool with two ranks, and a flusher that is stepped by hand."""
-
-    def __init__(self, folder, options=QUICK):
-        self.spool, self.root = Spool(folder), f"memory://{uuid.uuid4().hex}"
-        self.store = open_store(self.root)
-        self.flusher = Flusher(self.spool, options)
-
-    def snapshot(self, step, rank, slot=0):
-        """What a rank leaves in memory at a step."""
-        pieces = pieces_of(rank, 1, 2, F32, dense(F32, seed=step))
-        image = plan_pieces(pieces, rank)
-        data = b"".join((image.header, *(host_view(pieces[i].tensor) for i in image.order)))
-        map_slot(self.spool.image(rank, slot), len(data), create=True)[: len(data)] = data
-        part = describe_part(image, f"rank-{rank:05d}.safetensors", "", rank=rank)
-        ticket = Ticket(
-            state="pending", root=self.root, folder=f"step-{step:08d}", world=2,
-            meta=CheckpointMeta(step=step), part=part,
-        )  # fmt: skip
-        self.spool.write_ticket(rank, slot, ticket)
-        return ticket
-
-    def job(self, step, created_s=None, **more):
-        folder = f"step-{step:08d}"
-        when = time.time() if created_s is None else created_s
-        job = CommitJob(
-            root=self.root, folder=folder, world=2, meta=CheckpointMeta(step=step), created_s=when,
-            **more,
-        )  # fmt: skip
-        self.spool.write_job(folder, job)
-        return job
-
-    def save(self, step, slot=0, **more):
-        for rank in range(2):
-            self.snapshot(step, rank, slot)
-        return self.job(step, **more)
-
-    def round(self):
-        return self.flusher.round(map)
-
-    def files(self, step):
-        return [f.name for f in self.store.files(f"step-{step:08d}")]
 
 
 @pytest.fixture
@@ -237,48 +182,6 @@ def test_another_flushers_work_is_not_done_twice(node, monkeypatch):
     )
 
 
-def test_a_part_is_believed_only_if_it_is_this_snapshots_and_its_file_is_there(node):
-    ticket = node.snapshot(8, 0)
-    assert already_there(node.store, ticket) is None
-    node.round()
-    assert already_there(node.store, ticket) == node.spool.ticket(0, 0).part
-    name = "step-00000008/part-00000.json"
-    whole = node.store.get(name, 1 << 20)
-    part = msgspec.json.decode(whole, type=Part)
-    for body in (
-        whole[:-9], b"null", b"[]", b"\xff",
-        msgspec.json.encode(msgspec.structs.replace(part, tensors=())),
-        msgspec.json.encode(msgspec.structs.replace(part, file=None)),
-    ):  # fmt: skip
-        node.store.put(name, [memoryview(body)])
-        assert already_there(node.store, ticket) is None
-    node.store.put(name, [memoryview(whole)])
-    node.store.put("step-00000008/rank-00000.safetensors", [memoryview(b"short")])
-    assert already_there(node.store, ticket) is None
-
-
-@pytest.mark.parametrize("body", [b"", b"{}", b"[" * 9999, b'{"rank": 0, "surprise": 1}'])
-def test_a_torn_part_names_its_file(node, body):
-    job = node.job(8)
-    for rank in range(2):
-        node.store.put(
-            f"step-00000008/{part_name(rank)}", [memoryview(body if rank else b'{"rank":0}')]
-        )
-    with pytest.raises(CheckpointError, match=r"step-00000008/part-00001\.json"):
-        read_parts(node.store, job)
-
-
-def test_parts_are_complete_when_every_rank_has_one(node):
-    job = node.job(8)
-    assert read_parts(node.store, job) is None
-    for name in ("part-00000.json", "part-1.json", "part-00002.json", "xpart-00001.json"):
-        node.store.put(f"step-00000008/{name}", [memoryview(b'{"rank":0}')])
-    assert read_parts(node.store, job) is None
-    node.store.put("step-00000008/part-00001.json", [memoryview(b'{"rank":1}')])
-    assert [part.rank for part in read_parts(node.store, job)] == [0, 1]
-    assert [part_name(0), part_name(123456)] == ["part-00000.json", "part-123456.json"]
-
-
 def test_only_the_newest_are_kept(node):
     for step in (2, 4, 6):
         node.save(step, keep=2)
@@ -434,3 +337,45 @@ def test_copies_are_served_for_the_time_of_a_restart_or_until_the_end(node, monk
     node.spool.mark_closed(0)
     assert not partner.is_wanted()
     partner._server.close()
+
+
+def test_of_two_runs_that_write_one_step_the_second_loses_and_says_so(node, tmp_path):
+    other = Node(tmp_path / "other", root=node.root)
+    node.save(8, owner="ours")
+    node.round()
+    other.save(8, seed=80, owner="theirs")
+    assert other.round() is False
+    status = other.spool.status()
+    assert "another run writes a checkpoint of this step" in status.error
+    assert (status.committed_step, status.failures) == (-1, 3)  # two parts and the commit
+    assert [other.spool.ticket(rank, 0).state for rank in range(2)] == ["pending", "pending"]
+    other.spool.drop_job("step-00000008")
+    other.round()
+    assert other.spool.jobs("dropped") == []
+    assert holds(node, 8)
+
+
+def test_a_commit_of_another_run_is_not_reported_as_ours(node, tmp_path):
+    other = Node(tmp_path / "other", root=node.root)
+    node.save(8, owner="ours")
+    node.round()
+    other.job(8, owner="theirs")
+    other.round()
+    assert other.spool.status().committed_step == -1
+
+
+def test_a_torn_marker_is_written_anew(node):
+    node.save(8, owner="ours")
+    for rank in range(2):
+        node.flusher._flush_one((rank, 0))
+    node.store.put("step-00000008/COMMITTED", [memoryview(b"")])
+    node.round()
+    assert holds(node, 8)
+
+
+def test_what_a_user_must_know_of_the_store_is_in_the_status(node):
+    node.store.caution = "give every run a path of its own"
+    node.flusher.stores[node.root] = node.store
+    node.save(8, owner="ours")
+    node.round()
+    assert node.spool.status().caution == "give every run a path of its own"

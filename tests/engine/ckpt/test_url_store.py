@@ -6,16 +6,22 @@ from datetime import UTC, datetime
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from engine.ckpt import url_store
 from engine.ckpt.store import Upload
 from engine.ckpt.url_store import UrlStore
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, MissingError
 
 
 @pytest.fixture
 def store():
     return UrlStore(f"memory://{uuid.uuid4().hex}/run/")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(url_store, "SETTLE_S", 0.0)
 
 
 def use(store, **methods):
@@ -50,6 +56,69 @@ def test_without_a_conditional_put_it_looks_before_it_writes(store):
     assert store.get("s/f", 99) == b"first"
 
 
+def test_a_store_that_ignores_the_condition_is_found_out_and_looked_at_first(store, caplog):
+    def pipe_file(self, path, value, mode="overwrite", **rest):
+        MemoryFileSystem.pipe_file(self, path, value)
+
+    use(store, pipe_file=pipe_file)
+    assert store.create("s/f", b"first") is True
+    assert "does not honour create-if-absent" in store.caution
+    assert "a path of its own" in caplog.text
+    assert store.create("s/f", b"second") is False
+    assert store.create("s/g", b"third") is True
+    assert store.get("s/f", 99) == b"first"
+    assert len(caplog.records) == 1
+
+
+def test_a_store_that_honours_it_needs_no_caution(store):
+    assert store.create("s/f", b"first") is True
+    assert store.caution == ""
+
+
+def test_fsspecs_own_create_is_a_look_and_a_write_and_so_not_trusted(store):
+    use(store, pipe_file=AbstractFileSystem.pipe_file)
+    assert store.create("s/f", b"first") is True
+    assert store.caution
+    assert store.create("s/f", b"second") is False
+
+
+def test_no_folder_is_made_where_that_would_make_a_bucket(monkeypatch):
+    made = []
+    names = {"call_s3": None, "makedirs": lambda self, path, **rest: made.append(path),
+             "cachable": False}  # fmt: skip
+    fs = type("S3", (MemoryFileSystem,), names)()
+    monkeypatch.setattr(url_store, "_connect", lambda url: (fs, f"/{uuid.uuid4().hex}/run"))
+    store = UrlStore("s3://bucket/run")
+    store.put("s/f", [memoryview(b"x")])
+    assert store.create("s/g", b"y")
+    assert made == []
+
+
+def raising(error):
+    def url_to_fs(url):
+        raise error
+
+    return url_to_fs
+
+
+def test_a_client_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(fsspec.core, "url_to_fs", raising(ImportError("No module s3fs")))
+    for scheme, remedy in (("s3", "msctl[s3]"), ("hdfs", "msctl[hdfs]"), ("gs", "gcsfs")):
+        with pytest.raises(MissingError, match=f"client for {scheme}:// is not") as caught:
+            UrlStore(f"{scheme}://a/b")
+        assert remedy in caught.value.remedy
+    with pytest.raises(MissingError) as caught:
+        UrlStore("odd://a")
+    assert "No module s3fs" in caught.value.remedy
+
+
+def test_a_client_that_refuses_its_configuration_is_no_traceback(monkeypatch):
+    error = RuntimeError('InvalidArgument("No fs.defaultFS")\n  at x')
+    monkeypatch.setattr(fsspec.core, "url_to_fs", raising(error))
+    with pytest.raises(CheckpointError, match=r'hdfs:///x: RuntimeError: .*defaultFS"\)$'):
+        UrlStore("hdfs:///x")
+
+
 def test_a_writer_who_lost_a_race_finds_out(store):
     def pipe_file(self, path, value, mode="overwrite", **rest):
         MemoryFileSystem.pipe_file(self, path, b"the other's")
@@ -63,7 +132,14 @@ def test_every_foreign_error_names_the_place(store):
         raise RuntimeError("denied " * 100)
 
     use(
-        store, cat_file=refuse, _open=refuse, pipe_file=refuse, rm_file=refuse, rm=refuse, ls=refuse
+        store,
+        cat_file=refuse,
+        _open=refuse,
+        pipe_file=refuse,
+        exists=refuse,
+        rm_file=refuse,
+        rm=refuse,
+        ls=refuse,
     )
     for act in (
         lambda: store.read("s/f", 0, []),
@@ -168,6 +244,8 @@ def test_an_upload_is_aborted_by_its_key_and_may_be_gone(store):
         ({"mtime": None, "created": 7.5}, 7.5),
         ({"mtime": 1, "created": 2}, 1.0),
         ({"modified": "yesterday"}, 0.0),
+        ({"modification_time": 5500, "access_time": 1}, 5.5),
+        ({"modification_time": None}, 0.0),
         ({}, 0.0),
     ],
 )
