@@ -11,12 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
 from engine.comm.resp import Client, parse_url
 from engine.errors import EngineError, MissingError, TraceError
 from engine.health.heartbeat import Heartbeat, encode_beat
+from engine.job.keeper import FILE, read_join
 from engine.job.lease import Lease, beats_key, nodes_key, orders_key
 from engine.job.order import ExecutorTask, Order, decode_order
 
@@ -24,6 +26,7 @@ _SLICE_S = 2.0
 _IO_S = 2.0
 _KEPT_BEATS = 20_000
 _PAUSE_S = 0.1
+_LOOK_S = 10.0
 _MOST_NODES, _MOST_WAITING = 16_384, 1000
 
 
@@ -71,7 +74,10 @@ class RedisExecutorLink:
         return self._bell.fileno()
 
     def orders(self) -> Iterable[tuple[Order, int]] | None:
-        """Orders that came; None once there has been no driver and no work for too long."""
+        """Orders that came; None once nobody can be in charge of this node any more.
+
+        That is when there has been no driver and no work for too long, or the job is elsewhere.
+        """
         self._bell.hush()
         if self._end.is_set():
             return None
@@ -100,8 +106,25 @@ class RedisExecutorLink:
         with self._wake:
             self._wake.notify()
 
+    def _has_moved(self) -> bool:
+        """Whether the run folder names another server: a driver elsewhere has started the job anew.
+
+        It could not reach ours, so nobody who is in charge can tell us. To train on would mean two
+        jobs in one run folder.
+        """
+        try:
+            return read_join(Path(self._task.folder) / FILE).redis != self._task.redis
+        except MissingError:
+            return False  # none yet, or the folder cannot be read now
+
     def _send(self) -> None:
+        look_at = time.monotonic() + _LOOK_S
         while not self._end.is_set():
+            if time.monotonic() > look_at:
+                look_at = time.monotonic() + _LOOK_S
+                if self._has_moved():
+                    self._end.set()
+                    self._bell.ring()
             with self._wake:
                 while self._beat is None and not self._end.is_set():
                     self._wake.wait()

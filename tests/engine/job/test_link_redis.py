@@ -4,12 +4,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from engine.comm.embedded_redis import EmbeddedRedis
 from engine.comm.resp import Client
 from engine.health.heartbeat import Heartbeat, decode_beat
+from engine.job import link_redis
+from engine.job.keeper import Join, write_join
 from engine.job.lease import Lease, NotInCharge, beats_key, orders_key
 from engine.job.link_redis import BeatHub, RedisExecutorLink, RedisNodeLink
 from engine.job.order import ExecutorTask, Order
@@ -29,12 +32,14 @@ def wait_until(what: Callable[[], object], *, deadline_s: float = 20.0) -> None:
 class Both:
     """A hub, and the executor's end of one node."""
 
-    def __init__(self, server: EmbeddedRedis, client: Client) -> None:
+    def __init__(self, server: EmbeddedRedis, client: Client, folder: Path) -> None:
         self.lease = Lease(client, "j")
         self.lease.take()
         self.hub = BeatHub(server.url, "j", self.lease)
         self.executor = RedisExecutorLink(
-            ExecutorTask(node="n1", folder="", slots=1, redis=server.url, job="j", orphan_s=0.5)
+            ExecutorTask(
+                node="n1", folder=str(folder), slots=1, redis=server.url, job="j", orphan_s=0.5
+            )
         )
         self.node = RedisNodeLink(self.hub, "n1")
         self.got: list[int] = []
@@ -55,8 +60,9 @@ class Both:
 
 
 @pytest.fixture
-def both(server: EmbeddedRedis, client: Client):
-    made = Both(server, client)
+def both(server: EmbeddedRedis, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(link_redis, "_LOOK_S", 0.05)
+    made = Both(server, client, tmp_path)
     yield made
     made.executor.close()
     made.hub.close()
@@ -119,3 +125,21 @@ def test_an_executor_without_work_and_without_a_driver_ends(both: Both):
         return both.executor.orders() is None
 
     wait_until(ended)
+
+
+def test_a_job_that_was_started_anew_elsewhere_ends_its_old_executors(
+    both: Both, server: EmbeddedRedis, tmp_path: Path
+):
+    both.beat_until_heard(1)
+
+    def is_over() -> bool:
+        both.executor.beat(Heartbeat(node="n1", seq=2, state="running"))
+        return both.executor.orders() is None
+
+    write_join(tmp_path, Join(redis=server.url, job="j"))
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        assert not is_over()
+        time.sleep(0.01)
+    write_join(tmp_path, Join(redis="redis://10.0.0.9:6400/0", job="j"))
+    wait_until(is_over)
