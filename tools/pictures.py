@@ -4,7 +4,8 @@
     python -m tools.pictures --check    only say what is stale; exit 1 if anything is
 
 Grids and timelines come from the simulator, the heat map, the waterfall and the hang from the
-detectors on a made-up run whose faults are known, the ladder from the planner.
+detectors on a made-up run whose faults are known, the ladder from the planner, the comparisons from
+the tables of measurements.
 """
 
 import sys
@@ -26,6 +27,7 @@ from engine.schedule.comm import add_comm
 from engine.schedule.schedule import Schedule
 from engine.schedule.simulate import Simulation, simulate
 from engine.spec.layout import ParallelLayout
+from tools.charts import checkpoints, start_up
 from tools.svg import COLOURS, arrow, box, page, text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,6 +231,8 @@ PICTURES: dict[str, Callable[[], str]] = {
     "waterfall.svg": waterfall,
     "hang.svg": hang,
     "ladder.svg": ladder,
+    "checkpoints.svg": checkpoints,
+    "start-up.svg": start_up,
 }
 """File under docs/pictures -> the function that draws it."""
 
