@@ -187,6 +187,7 @@ class Theirs(Job):
             self.run(
                 [*Network.words(f"node-{index}"), *common, "--nnodes", str(self.nodes),
                  "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "beside",
+                 "--rdzv-conf", f"is_host={int(index == 0)}",
                  "--rdzv-endpoint", "10.77.0.10:29400", "--local-addr", f"10.77.0.{10 + index}",
                  *script]
             )  # fmt: skip
@@ -334,7 +335,8 @@ def main() -> None:
     rng, end = random.Random(args.seed), time.monotonic() + 60 * args.minutes
     wanted = [(n, f, s) for n in range(args.times) for f in args.only for s in args.systems]
     for number, fault, system in [] if args.table else wanted:
-        done = {(r["number"], r["fault"], r["system"]) for r in read_rows(args.out)}
+        done = {(r["number"], r["fault"], r["system"]) for r in read_rows(args.out)
+                if "s" in r}  # fmt: skip
         if (number, fault, system) in done or time.monotonic() > end:
             continue
         row = measure(args.out, system, fault, number, rng)

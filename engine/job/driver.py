@@ -95,7 +95,6 @@ class Driver:
         began = time.monotonic()
         with hold_folder(self.folder), self._interruptible():
             prepare_folder(self.folder, self.recipe)
-            clear_failures(self.folder)
             self._tail = MetricsTail(self.folder / "metrics.jsonl")
             self._begin_watch(steps, resume)
             cause = None
@@ -170,6 +169,7 @@ class Driver:
         need = self.recipe.job.nodes
         if self._adopts():
             return self._keep_going()
+        clear_failures(self.folder)  # those of ranks that were taken over say what they died of
         self.pump(
             lambda: self._interrupts > 0 or len(self._warm()) >= need or self._too_few(need),
             _JOIN_S,
@@ -220,6 +220,8 @@ class Driver:
             self.pump(lambda: all(n.beat and n.beat.state != "running" for n in self.nodes), 5.0)
             return False
         self.order, self._until = list(names), record.until
+        if self.last_metrics is not None:
+            self.newest_step = self.last_metrics.step
         self.nodes.begin(self.attempt, self._blocks())
         self.nodes_of_start[self.attempt] = names
         self.sight.begin()

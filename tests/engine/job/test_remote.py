@@ -1,5 +1,6 @@
 """A job joined through Redis: it runs, and survives the death of its driver without a restart."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -48,6 +49,15 @@ def steps(folder: Path) -> int:
     return rows[-1].step if rows else 0
 
 
+def rank_pid(folder: Path, rank: int) -> int:
+    log = str(folder / "log" / f"rank-{rank:05d}.log")
+    for path in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path) == log:
+                return int(path.parts[2])
+    raise AssertionError(f"nobody writes {log}")
+
+
 def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path):
     try:
         find_server()
@@ -78,3 +88,31 @@ def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path
     assert read_recoveries(tmp_path) == []
     assert [m.step for m in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, STEPS + 1))
     wait_until(lambda: not (tmp_path / "join.json").exists())  # the job is over, so is its Redis
+
+
+def test_a_rank_that_died_while_nobody_was_in_charge_is_named_by_the_next_driver(tmp_path: Path):
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+    one = made(40, checkpoint={"every": 5}, job={"nodes": 2}, data={"loader": "rank"})
+    prepare_folder(tmp_path, one)
+    first = subprocess.Popen([sys.executable, "-c", _DRIVE, str(tmp_path)])
+    try:
+        wait_until(lambda: steps(tmp_path) >= 8)
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        os.kill(rank_pid(tmp_path, 1), signal.SIGKILL)
+        wait_until(lambda: (tmp_path / "errors" / "rank-00000.json").exists())  # it lost its peer
+        reached = steps(tmp_path)
+        place = RemotePlace(ProcessLauncher(), host="127.0.0.1", lease_s=1.0)
+        second = Driver(load_recipe(tmp_path / "recipe.toml"), tmp_path, Watch(), place=place)
+        result = second.run(steps=0, resume="auto")
+    finally:
+        first.kill()
+    assert (result.ended, result.steps, result.restarts) == ("done", 40, 1)
+    (recovery,) = read_recoveries(tmp_path)
+    assert recovery.incident.ranks == (1,), "not the one that only lost its peer"
+    assert recovery.incident.nodes == ("node-1",)
+    assert recovery.incident.step == reached
+    assert recovery.steps_lost == reached - recovery.resumed_from
