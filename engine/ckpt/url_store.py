@@ -42,7 +42,7 @@ class UrlStore:
         self.url, self.caution = url.rstrip("/"), ""
         self._fs, root = _connect(self.url)
         self._root = root.rstrip("/")
-        self._makes_folders = not hasattr(self._fs, "call_s3")  # s3fs would make a missing bucket
+        self._is_s3 = hasattr(self._fs, "call_s3")
         self._asked = False
 
     def folders(self) -> list[str]:
@@ -51,7 +51,12 @@ class UrlStore:
 
     def files(self, folder: str) -> list[Found]:
         """Files of a folder."""
-        entries = [e for e in self._list(folder) if e["type"] == "file"]
+        itself = self._path(folder).strip("/")  # S3 servers on a file system list it when empty
+        entries = [
+            e
+            for e in self._list(folder)
+            if e["type"] == "file" and str(e["name"]).strip("/") != itself
+        ]
         return sorted(Found(_base(e), int(e["size"] or 0), _changed(e)) for e in entries)
 
     def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
@@ -134,6 +139,10 @@ class UrlStore:
             return False
         except (TypeError, NotImplementedError):
             self._fs.pipe_file(path, data)
+        except OSError as error:
+            if not _is_taken(error):
+                raise
+            return False
         return True
 
     def _warn(self) -> None:
@@ -144,7 +153,7 @@ class UrlStore:
         logger.warning("%s", self.caution)
 
     def _make_folder(self, path: str) -> None:
-        if self._makes_folders:
+        if not self._is_s3:  # where there are none, and s3fs would make a missing bucket
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def settle(self, folder: str) -> None:
@@ -165,6 +174,9 @@ class UrlStore:
         self._fs.invalidate_cache()
         try:
             self._fs.rm(self._path(folder), recursive=True)
+            if self._is_s3:  # some servers keep the empty folder as an object of its own
+                bucket, _, key = self._path(folder).partition("/")
+                self._fs.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
         except FileNotFoundError:
             return
         except Exception as error:
@@ -172,7 +184,7 @@ class UrlStore:
 
     def uploads(self) -> list[Upload]:
         """Multipart uploads of S3 below the root; other kinds of store have none."""
-        if not hasattr(self._fs, "call_s3"):
+        if not self._is_s3:
             return []
         bucket, _, prefix = self._root.partition("/")
         prefix = f"{prefix}/" if prefix else ""
@@ -251,10 +263,19 @@ def _connect(url: str) -> tuple[Any, str]:
         ) from error
 
 
+def _is_taken(error: OSError) -> bool:
+    """Whether S3 refused a conditional put; s3fs says EINVAL if the server does not add why."""
+    response = getattr(error.__cause__, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return code in ("PreconditionFailed", "412")
+
+
 def _is_conditional(fs: Any) -> bool:
     """Whether the file system has a `create` of its own; fsspec's is a look and then a write."""
     from fsspec.spec import AbstractFileSystem
 
+    if hasattr(type(fs), "_pipe_file"):  # asynchronous ones have no default
+        return True
     return type(fs).pipe_file is not AbstractFileSystem.pipe_file
 
 

@@ -63,6 +63,7 @@ def test_two_writers_of_one_name_learn_who_was_first(root):
     assert one.create("step-00000001/COMMITTED", b"mine")
     assert not other.create("step-00000001/COMMITTED", b"yours")
     assert one.get("step-00000001/COMMITTED", 100) == b"mine"
+    assert one.caution == ""
 
 
 def test_orphans_of_dead_attempts_are_found_and_only_those(root):

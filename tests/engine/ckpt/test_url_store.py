@@ -27,6 +27,7 @@ def no_waiting(monkeypatch):
 def use(store, **methods):
     """The store's file system with other methods."""
     store._fs = type("Other", (MemoryFileSystem,), {"cachable": False, **methods})()
+    store._is_s3 = "call_s3" in methods
 
 
 def test_images_go_in_blocks(store, monkeypatch):
@@ -70,6 +71,23 @@ def test_a_store_that_ignores_the_condition_is_found_out_and_looked_at_first(sto
     assert len(caplog.records) == 1
 
 
+def refusing(code):
+    def pipe_file(self, path, value, mode="overwrite", **rest):
+        cause = RuntimeError()
+        cause.response = {"Error": {"Code": code}}
+        raise OSError(22, "Invalid argument") from cause
+
+    return pipe_file
+
+
+def test_a_put_that_s3_refuses_because_the_name_is_taken_is_no_error(store):
+    use(store, pipe_file=refusing("PreconditionFailed"))
+    assert store.create("s/f", b"second") is False
+    use(store, pipe_file=refusing("SlowDown"))
+    with pytest.raises(CheckpointError, match="s/f: OSError"):
+        store.create("s/f", b"second")
+
+
 def test_a_store_that_honours_it_needs_no_caution(store):
     assert store.create("s/f", b"first") is True
     assert store.caution == ""
@@ -92,6 +110,18 @@ def test_no_folder_is_made_where_that_would_make_a_bucket(monkeypatch):
     store.put("s/f", [memoryview(b"x")])
     assert store.create("s/g", b"y")
     assert made == []
+
+
+def test_a_folder_that_is_its_own_object_is_removed_and_is_no_file(store):
+    asked, call_s3 = listing([{}])
+    use(store, call_s3=call_s3)
+    store._root = "/bucket/run"
+    store.put("s/f", [memoryview(b"x")])
+    itself = [{"name": "/bucket/run/s/", "type": "file", "size": 0}]
+    store._fs.ls = lambda path, detail: itself
+    assert store.files("s") == []
+    store.remove_folder("s")
+    assert asked == [("delete_object", {"Bucket": "", "Key": "bucket/run/s/"})]
 
 
 def raising(error):
