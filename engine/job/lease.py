@@ -18,9 +18,13 @@ _TAKE = (
     "local t=redis.call('INCR',KEYS[2]) redis.call('SET',KEYS[1],t,'PX',ARGV[1]) return t"
 )
 _RENEW = (
-    "if redis.call('GET',KEYS[1])~=ARGV[1] then return 0 end "
-    "redis.call('PEXPIRE',KEYS[1],ARGV[2]) return 1"
+    "local l=redis.call('GET',KEYS[1]) "
+    "if l==ARGV[1] then redis.call('PEXPIRE',KEYS[1],ARGV[2]) return 1 end "
+    "local t=redis.call('GET',KEYS[2]) "
+    "if l or (t and t~=ARGV[1]) then return 0 end "
+    "redis.call('SET',KEYS[1],ARGV[1],'PX',ARGV[2]) redis.call('SET',KEYS[2],ARGV[1]) return 1"
 )
+"""Also an expired lease that nobody has taken since, or one that the server lost, is renewed."""
 _TELL = (
     "if redis.call('GET',KEYS[1])~=ARGV[1] then return 0 end "
     "redis.call('RPUSH',KEYS[2],ARGV[2]) redis.call('EXPIRE',KEYS[2],3600) return 1"
@@ -41,7 +45,7 @@ class Lease:
 
     def __init__(self, client: Client, job: str, *, length_s: float = LEASE_S) -> None:
         self._client, self._job = client, job
-        self._length_ms = int(length_s * 1000)
+        self.length_s, self._length_ms = length_s, int(length_s * 1000)
         self.token = 0
         self.renewed_s = 0.0
 
@@ -70,22 +74,11 @@ class Lease:
 
     def renew(self) -> None:
         """Stay in charge. NotInCharge if it was lost; Unreachable passes if the server is gone."""
-        reply = self._client.call(
-            ("EVAL", _RENEW, 1, self._key, self.token, self._length_ms), patience_s=0.0
-        )[0]
-        if reply == 1:
-            self.renewed_s = time.monotonic()
-            return
-        # nobody has taken it since: an expired lease of ours, or a server that lost it
-        holder = self._client.call(("GET", f"{self._job}:token"), patience_s=0.0)[0]
-        if holder in (None, str(self.token).encode()):
-            again = ("SET", self._key, self.token, "NX", "PX", self._length_ms)
-            if self._client.call(again, patience_s=0.0)[0] is not None:
-                if holder is None:
-                    self._client.call(("SET", f"{self._job}:token", self.token), patience_s=0.0)
-                self.renewed_s = time.monotonic()
-                return
-        raise self._lost()
+        keys = (self._key, f"{self._job}:token")
+        words = ("EVAL", _RENEW, 2, *keys, self.token, self._length_ms)
+        if self._client.call(words, patience_s=0.0)[0] != 1:
+            raise self._lost()
+        self.renewed_s = time.monotonic()
 
     def tell(self, node: str, order: Order, data: bytes) -> None:
         """Put an order into a node's queue, if still in charge."""

@@ -257,7 +257,7 @@ class BeatHub:
 
     def _keep(self) -> None:
         """Renew the lease, and send what had to wait."""
-        while not self._end.wait(1.0):
+        while not self._end.wait(min(1.0, self.lease.length_s / 4)):
             try:
                 self.lease.renew()
                 self._flush()

@@ -3,12 +3,13 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 from engine.comm.embedded_redis import EmbeddedRedis
-from engine.comm.resp import Client
+from engine.comm.resp import Client, parse_url
 from engine.job.lease import Lease, NotInCharge, orders_key
 from engine.job.order import Order
 from tests.engine.job.redis import client, server
@@ -57,6 +58,23 @@ def test_a_driver_that_slept_goes_on_if_nobody_took_its_place(client: Client):
     lease.tell("n", *order(1))
     with pytest.raises(NotInCharge):
         Lease(client, "j").take()
+
+
+def test_two_threads_of_one_driver_do_not_take_each_other_for_another_driver(
+    server: EmbeddedRedis, client: Client
+):
+    lease = Lease(client, "j")
+    lease.take()
+    clients = [Client(parse_url(server.url), patience_s=5.0) for _ in range(2)]
+    both = [Lease(one, "j") for one in clients]
+    with ThreadPoolExecutor(2) as pool:
+        for one in both:
+            one.token = lease.token
+        for _ in range(300):
+            client.call(("DEL", "j:lease"))  # it slept and its lease ended
+            list(pool.map(Lease.renew, both))
+    for one in clients:
+        one.close()
 
 
 def test_a_server_that_lost_everything_gives_the_lease_back_to_its_holder(client: Client):
