@@ -32,8 +32,8 @@ NODES, SPARES = 4, 1
 _FIRST, _GAP, _SETTLE_STEPS = 12, 16, 6
 """Steps before the first fault, between two, and after which a job counts as well again."""
 _LIMIT_S = 240.0
-_MOST_TRIES = 3
-"""Starts after which a job that cannot go on has to be given up."""
+_MOST_TRIES = 4
+"""Starts after which a job that cannot go on is given up: its recipe allows three repeats."""
 RECIPE = """
 name = "campaign"
 [model]

@@ -25,8 +25,8 @@ from engine.job.view import read_view
 from engine.train.metrics import read_metrics
 
 _END_S = 1200.0
-_LONG = 0.7
-"""Share of drivers that may live long."""
+_LONG = 0.6
+"""Share of drivers that live until the job makes steps."""
 _DRIVE = """
 import sys
 from pathlib import Path
@@ -111,10 +111,15 @@ def disturb(out: Path, seed: int, most_kills: int, longest_s: float, text: str) 
     (folder / "wanted.toml").write_text(text)
     kills = early = twice = 0
     while kills < most_kills:
-        driver = start(folder)
-        # some just after they have begun, so that the next finds a lease that is still held
-        life_s = rng.uniform(0.05, longest_s if rng.random() < _LONG else 2.0)
-        end = time.monotonic() + life_s
+        driver, before = start(folder), steps_of(folder)
+        # some just after they have begun, so that the next finds a lease that is still held; others
+        # once ranks make steps, which on a slow machine no driver would live to see
+        is_long = rng.random() < _LONG
+        end = time.monotonic() + rng.uniform(0.05, 2.0)
+        while is_long and steps_of(folder) <= before and driver.poll() is None:
+            twice = max(twice, max(ranks_of(folder).values(), default=0))
+            time.sleep(0.05)
+        end = time.monotonic() + rng.uniform(0.05, longest_s) if is_long else end
         while time.monotonic() < end and driver.poll() is None:
             twice = max(twice, max(ranks_of(folder).values(), default=0))
             time.sleep(0.05)

@@ -7,6 +7,7 @@ What lasts (a cut, a frozen store) has ended when `inject` returns.
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,12 +62,19 @@ def kill(pid: int, number: int) -> None:
 
 
 def kill_all(folder: Path) -> None:
-    """End every process that names this folder on its command line, and all below it."""
+    """End every process that names this folder on its command line, and all below it.
+
+    Also those that write its checkpoints behind it, with the memory that they write from.
+    """
+    log = f'"log":"{folder}/'.encode()
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
+        if words[1:3] == [b"-m", b"engine.ckpt.flush"] and any(log in word for word in words[4:5]):
+            kill(int(path.name), signal.SIGKILL)
+            shutil.rmtree(words[3].decode(), ignore_errors=True)
         if str(folder).encode() in words and int(path.name) != os.getpid():
             for pid in family_of(int(path.name)):
                 kill(pid, signal.SIGKILL)

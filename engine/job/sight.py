@@ -21,14 +21,20 @@ if TYPE_CHECKING:
 
 GRACE_S = 0.5
 """How long the other ranks may take to notice that one is gone, before they are ended."""
+_OF_ANY_RANK = frozenset({"bug", "numbers", "input"})
 _END_GRACE_S = 30.0
 """How long ranks that ended in order may be apart."""
 
 
 def signature(kind: str, what: str, ranks: tuple[int, ...]) -> str:
-    """Equal for faults that look the same: numbers in the text do not count, the ranks do."""
+    """Equal for faults that look the same: numbers in the text do not count, the ranks do.
+
+    In whatever order they came; and not at all for faults of program and data, which any rank can
+    be the first to meet.
+    """
     text = re.sub(r"[0-9.]+", "#", what)[:200]
-    return f"{kind}|{','.join(map(str, ranks[:8]))}|{text}"
+    who = () if kind in _OF_ANY_RANK else sorted(ranks)[:8]
+    return f"{kind}|{','.join(map(str, who))}|{text}"
 
 
 class Sight:
