@@ -1,10 +1,13 @@
 """Find a slow, a lossy and a dead node among 16 network namespaces, with real gloo traffic.
 
-sudo python bench/health/namespaces.py --runs 20 one of each kind, random places sudo python
-bench/health/namespaces.py --runs 20 --healthy nobody may be named
+    python bench/health/namespaces.py --runs 20             one of each kind, random places
+    python bench/health/namespaces.py --runs 20 --healthy   nobody may be named
+    python bench/health/namespaces.py --runs 5 --at-size    a fault that only many nodes show
 
-Slow is tc tbf, lossy is random loss by iptables, dead is a link that goes down once the agent has
-come. One JSON line a run: who was made sick, who was named, seconds.
+Needs root. Slow is tc tbf, lossy is random loss by iptables, dead is a link that goes down once the
+agent has come. At size: one node refuses connections beyond the fifth, which no pair sees; halving
+must end at one group, with that node in it. One JSON line a run: who was made sick, who was named,
+seconds.
 """
 
 import argparse
@@ -65,6 +68,15 @@ def make_well(slow, lossy, dead):
     sh(f"ip link set vchk{dead} up")
 
 
+def few_connections(index, on):
+    """The node refuses what goes beyond five connections to other nodes, whoever opens them."""
+    for chain, side, other in (("INPUT", "-i", "! -s"), ("OUTPUT", "-o", "! -d")):
+        rule = f"{side} veth0 -p tcp --syn {other} {LEADER} -m connlimit --connlimit-above 5"
+        verb = "-A" if on else "-D"
+        way = f"{chain} {rule} --connlimit-mask 0 -j REJECT --reject-with tcp-reset"
+        sh(f"ip netns exec chk{index} iptables {verb} {way}")
+
+
 def agent(index, hello):
     """Fork an agent that lives in a namespace."""
     pid = os.fork()
@@ -81,8 +93,8 @@ def agent(index, hello):
     os._exit(0)
 
 
-def once(count, healthy, rng):
-    slow, lossy, dead = rng.sample(range(count), 3)
+def checked(count, hurt=None, bisect=False):
+    """Agents in all namespaces, then the fleet's check; (what it found, seconds)."""
     with EmbeddedRedis(host=LEADER, durable=False) as server:
         hello = Hello(redis=server.url, run=new_run())
         pids = [agent(i, hello) for i in range(count)]
@@ -90,21 +102,48 @@ def once(count, healthy, rng):
         try:
             fleet = Fleet(Client(parse_url(server.url)), hello.run, nodes)
             fleet.gather(30)
-            if not healthy:
-                make_sick(slow, lossy)
-                sh(f"ip link set vchk{dead} down")
+            if hurt is not None:
+                hurt()
             start = time.monotonic()
             plan = Plan(
-                only=("host.shm",), check_s=20, timeout_s=4, size_bytes=2 << 20, slow_share=0.2
-            )
-            found = check_fleet(fleet, nodes, plan)
-            seconds = time.monotonic() - start
+                only=("host.shm",), check_s=10, timeout_s=4, size_bytes=2 << 20, slow_share=0.2,
+                bisect=bisect,
+            )  # fmt: skip
+            return check_fleet(fleet, nodes, plan), time.monotonic() - start
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-            if not healthy:
-                make_well(slow, lossy, dead)
+
+
+def at_size(count, rng):
+    """One run of `--at-size`."""
+    index = rng.randrange(count)
+    few_connections(index, on=True)
+    try:
+        found, seconds = checked(count, bisect=True)
+    finally:
+        few_connections(index, on=False)
+    groups = [r.target.split() for r in found.group if r.check == "group.bisect"]
+    return {
+        "sick": [f"n{index:02d}"], "named": list(found.unfit), "groups": groups,
+        "right": len(groups) == 1 and f"n{index:02d}" in groups[0] and len(groups[0]) > 2,
+        "rounds": found.rounds, "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def once(count, healthy, rng):
+    slow, lossy, dead = rng.sample(range(count), 3)
+
+    def hurt():
+        make_sick(slow, lossy)
+        sh(f"ip link set vchk{dead} down")
+
+    try:
+        found, seconds = checked(count, hurt=None if healthy else hurt)
+    finally:
+        if not healthy:
+            make_well(slow, lossy, dead)
     sick = [] if healthy else sorted(f"n{i:02d}" for i in (slow, lossy, dead))
     return {
         "sick": sick, "slow": f"n{slow:02d}", "lossy": f"n{lossy:02d}", "dead": f"n{dead:02d}",
@@ -119,6 +158,7 @@ def main():
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--healthy", action="store_true")
+    parser.add_argument("--at-size", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     import torch
@@ -133,7 +173,9 @@ def main():
     rng = random.Random(args.seed)
     try:
         for _ in range(args.runs):
-            print(json.dumps(once(args.nodes, args.healthy, rng)), flush=True)
+            at = args.at_size
+            found = at_size(args.nodes, rng) if at else once(args.nodes, args.healthy, rng)
+            print(json.dumps(found), flush=True)
     finally:
         tear_down(args.nodes)
 
