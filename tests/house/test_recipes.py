@@ -28,6 +28,7 @@ def test_a_recipes_schedule_is_safe(path):
     verify(add_comm(build(recipe.schedule.kind, layout.pp, layout.vpp, microbatches)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
 def test_a_recipe_plans(path, msctl):
     ended = msctl("plan", "--model", str(path), "--top", "1", "--json")

@@ -19,6 +19,8 @@ from engine.errors import CheckpointError
 from tests.engine.ckpt.faulty import FAULTS, FaultyStore, Killed, judge
 from tests.engine.ckpt.state import Ranks, dense, pieces_of, save
 
+pytestmark = pytest.mark.slow
+
 WORLD = 2
 MARKED = [pytest.param(f, marks=[pytest.mark.slow] * (f in ("half", "after"))) for f in FAULTS]
 OPTIONS = FlushOptions(threads=1, retry_first_s=0.001)

@@ -373,6 +373,7 @@ def test_a_torn_marker_is_written_anew(node):
     assert holds(node, 8)
 
 
+@pytest.mark.slow
 def test_what_a_user_must_know_of_the_store_is_in_the_status(node):
     node.store.caution = "give every run a path of its own"
     node.flusher.stores[node.root] = node.store

@@ -51,6 +51,7 @@ class Group:
         return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_replicas_read_each_byte_of_the_store_once(tmp_path, monkeypatch, replicas):
     monkeypatch.setattr(engine.ckpt.save, "CHUNK_BYTES", CHUNK)

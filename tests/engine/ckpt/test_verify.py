@@ -28,6 +28,7 @@ def test_a_fresh_checkpoint_is_whole(saved):
     assert report.bytes == sum(p.stat().st_size for p in saved.glob("step-00000002/*.safetensors"))
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found_and_never_loaded(saved):
     folder = saved / "step-00000002"
     draw = random.Random(5)

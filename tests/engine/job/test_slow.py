@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from engine.job.slow import SlowWatch
 from engine.spec.layout import ParallelLayout
 
@@ -62,6 +64,7 @@ def busy(steps: int, slow: dict[int, float], seed: int):
     return found
 
 
+@pytest.mark.slow
 def test_on_a_busy_machine_nobody_is_named_but_who_is_slow_all_the_time():
     for seed in range(3):
         assert busy(1500, {}, seed) == []

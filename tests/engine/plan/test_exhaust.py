@@ -1,8 +1,11 @@
+import pytest
+
 from engine.plan.exhaust import exhaust, full_space
 from engine.plan.search import Space, enumerate_grid, search
 from tests.engine.plan.case import job
 
 
+@pytest.mark.slow
 def test_the_complete_search_finds_the_winner_of_the_pruned_one():
     one = job("175b", gpus=1024, batch=768)
     complete = exhaust(one, 1024, top=3)

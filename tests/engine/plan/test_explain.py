@@ -22,6 +22,7 @@ def test_the_waterfall_ends_at_the_mfu(system):
     assert named["matrix products and attention below peak"] > 0.1
 
 
+@pytest.mark.slow
 def test_changes_move_the_step_the_way_they_should():
     one = job("175b", gpus=1024, batch=768)
     best = search(one, 1024, Space(), top=1).candidates[0]

@@ -1,5 +1,6 @@
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_with_overlap_receives_and_gathers_stand_one_compute_ahead():
             assert program.stages[0].index(action) < ahead
 
 
+@pytest.mark.slow
 @given(legal_shapes(), st.integers(1, 8))
 def test_receives_posted_earlier_stay_in_order_and_safe(shape, ahead):
     program = add_comm(build(*shape), ahead=ahead)

@@ -4,9 +4,13 @@ import gc
 import weakref
 from pathlib import Path
 
+import pytest
+
 from engine.events.reader import read_events
 from engine.events.writer import EventWriter
 from engine.train.collect import Collector
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_runs_at_fixed_steps_and_leaves_an_event(tmp_path: Path):
