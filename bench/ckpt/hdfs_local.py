@@ -7,8 +7,8 @@
 
 The source package of pyspark 2.4.8 contains Hadoop 2.7.3 with its servers (later releases contain
 clients only): pip downloads it once per DIR, and the 55 jars that are needed (39 MB) are kept.
-WebHDFS is on if Debian's libjersey1-core-java, libjersey1-server-java and libjersey1-servlet-java
-are installed.
+WebHDFS is on if Debian's libjersey1-core-java, libjersey1-server-java, libjersey1-servlet-java and
+libasm-java are installed.
 """
 
 import argparse

@@ -8,6 +8,7 @@ finds that out by asking a second time, and from then on every one waits before 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -176,7 +177,8 @@ class UrlStore:
             self._fs.rm(self._path(folder), recursive=True)
             if self._is_s3:  # some servers keep the empty folder as an object of its own
                 bucket, _, key = self._path(folder).partition("/")
-                self._fs.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
+                with contextlib.suppress(OSError):  # and some refuse a name like that
+                    self._fs.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
         except FileNotFoundError:
             return
         except Exception as error:
@@ -231,10 +233,14 @@ class UrlStore:
 
     def _failed(self, name: str, error: Exception) -> CheckpointError:
         # Clients of remote stores raise exceptions of their own, so every kind ends here.
-        return CheckpointError(
-            f"{self.url}/{name}: {type(error).__name__}: {_first_line(error)}",
-            remedy="check that the store is reachable and the credentials are valid",
-        )
+        kind = type(error).__name__
+        remedy = "check that the store is reachable and the credentials are valid"
+        if "Checksum" in kind:
+            remedy = (
+                "`msctl ckpt verify` after setting AWS_RESPONSE_CHECKSUM_VALIDATION=when_required: "
+                "if it finds no damage, the server sends a file's checksum with a part of it"
+            )
+        return CheckpointError(f"{self.url}/{name}: {kind}: {_first_line(error)}", remedy=remedy)
 
 
 def _connect(url: str) -> tuple[Any, str]:

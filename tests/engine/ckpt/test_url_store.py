@@ -124,6 +124,29 @@ def test_a_folder_that_is_its_own_object_is_removed_and_is_no_file(store):
     assert asked == [("delete_object", {"Bucket": "", "Key": "bucket/run/s/"})]
 
 
+def test_a_folder_object_that_cannot_be_removed_is_left(store):
+    def refuse(self, method, **options):
+        raise OSError("Internal Error")
+
+    use(store, call_s3=refuse)
+    store.put("s/f", [memoryview(b"x")])
+    store.remove_folder("s")
+    assert store.folders() == []
+
+
+def test_a_wrong_checksum_of_the_server_has_a_remedy(store):
+    class FlexibleChecksumError(Exception):
+        pass
+
+    def cat_file(self, *args, **rest):
+        raise FlexibleChecksumError("Expected checksum a did not match calculated checksum: b")
+
+    use(store, cat_file=cat_file)
+    with pytest.raises(CheckpointError, match="Expected checksum") as caught:
+        store.get("s/f", 9)
+    assert "AWS_RESPONSE_CHECKSUM_VALIDATION" in caught.value.remedy
+
+
 def raising(error):
     def url_to_fs(url):
         raise error
