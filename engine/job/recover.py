@@ -34,6 +34,7 @@ _VICTIMS = 0.5
 _VERDICT_S = 10.0
 _CHECK_S = {"passive": 10.0, "light": 90.0}
 _WARM_S = 120.0
+_NO_ANSWER = "it gave no answer"
 _KINDS_WITHOUT_CHECK = ("input", "bug", "numbers", "spike")
 """Faults of program or data: nodes are looked at only when they come again."""
 
@@ -44,6 +45,8 @@ class Recoverer:
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
         self.history: list[Incident] = []
+        self._failed: set[str] = set()
+        """Nodes that failed the newest check; one that only gave no answer may come again."""
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -181,6 +184,7 @@ class Recoverer:
     def _check(self, incident: Incident) -> dict[str, str]:
         """All nodes look at themselves, side by side; node -> what it fails with."""
         driver = self.driver
+        self._failed = set()
         again = any(one.signature == incident.signature for one in self.history)
         level = driver.recipe.job.check
         if level == "none" or (incident.kind in _KINDS_WITHOUT_CHECK and not again):
@@ -190,9 +194,10 @@ class Recoverer:
         driver.pump(lambda: self._answered(ids, nodes), _CHECK_S[level])
         unfit = {}
         for order_id, node in zip(ids, nodes, strict=True):
-            said = driver.nodes.answers.get(order_id, {}).get(node.name, "it gave no answer")
+            said = driver.nodes.answers.get(order_id, {}).get(node.name, _NO_ANSWER)
             if said != FIT:
                 unfit[node.name] = said.removeprefix("unfit: ")
+        self._failed = {name for name, said in unfit.items() if said != _NO_ANSWER}
         return unfit
 
     def _fleet(self, unfit: dict[str, str]) -> Fleet:
@@ -279,8 +284,9 @@ class Recoverer:
         found: list[str] = []
 
         def came() -> bool:
-            free = [n.name for n in driver.nodes
-                    if n.is_here and n.is_warm and n.name not in driver.order]  # fmt: skip
+            taken = {*driver.order, *self._failed}
+            free = [n.name for n in driver.nodes if n.is_here and n.is_warm
+                    and n.name not in taken and not self._is_still(n)]  # fmt: skip
             found[:] = free[:1]
             return bool(free) or driver.is_interrupted
 
