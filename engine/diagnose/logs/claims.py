@@ -20,6 +20,7 @@ from engine.diagnose.logs.places import (
     ranks_listed,
 )
 from engine.diagnose.logs.scan import FileScan, Hit
+from engine.diagnose.logs.summary import ENTRY, Failed, entry_above, first_failed
 from engine.diagnose.logs.table import RULES, WAKE
 
 _AFTER = 1 << 18
@@ -77,7 +78,8 @@ def claims_of(source: Source) -> list[Claim]:
     for row, hits in source.scan.hits.items():
         for number, hit in enumerate(hits):
             claim = _claim(source, row, hit, check=number < 4)
-            claims.append(_in_context(source.scan, hit, claim) if number < 4 else claim)
+            claim = _in_context(source.scan, hit, claim) if number < 4 else claim
+            claims.append(_in_table(source, hit, claim))
     return sorted(claims, key=lambda claim: claim.line)
 
 
@@ -100,6 +102,38 @@ def _in_context(scan: FileScan, hit: Hit, claim: Claim) -> Claim:
     return claim._replace(category="shm_limit") if _SHARED.search(above) else claim
 
 
+def _in_table(source: Source, hit: Hit, claim: Claim) -> Claim:
+    """An exit code in torchrun's table is that of the entry's rank, first of all the root cause."""
+    if source.place.rank is not None or claim.category == WAKE or not ENTRY.search(hit.text):
+        return claim
+    entry = entry_above(source.scan, hit.offset)
+    if entry is None:
+        return claim
+    rank, root = entry
+    return claim._replace(rank=rank, named=(rank,), weight=claim.weight + (_ROOT if root else 0.0))
+
+
+def first_worker(source: Source) -> Failed | None:
+    """The worker that torchrun saw fail first: by its table, else by what the agent printed."""
+    if source.place.rank is not None:
+        return None
+    hits = (
+        hit for row, hits in source.scan.hits.items() if not RULES[row].strength for hit in hits
+    )
+    found = [first_failed(source.scan, hit.offset, hit.line, hit.text) for hit in hits]
+    named = [failed for failed in found if failed is not None]
+    return min(named, key=lambda failed: (not failed.root, failed.line), default=None)
+
+
+def is_menu(claim: Claim) -> bool:
+    """A list of what may have happened, which says less than any time-out."""
+    return _MENU in claim.text
+
+
+_ROOT = 0.6
+"""More than the weights between which a candidate's ranks are all culprits."""
+
+
 def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
     rule, place = RULES[row], source.place
     said = rank_in(hit.text) if not place.kernel else None
@@ -117,6 +151,8 @@ def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
             weight = 0.1
         if _ECHO.search(hit.text):
             weight -= 0.4
+        if _MENU in hit.text:
+            weight = 0.5
     named = ranks_listed(hit.named["rank"]) if "rank" in hit.named else ()
     named += ranks_listed(hit.named["ranks"]) if "ranks" in hit.named else ()
     if place.rank is None and said is not None and rule.category not in ("desync", "rank_blocked"):
@@ -142,6 +178,8 @@ _REMARK = re.compile(
 )
 
 
+_MENU = "There are some potential root causes"
+"""Ray lists what may have ended a worker, and prints the list whatever it was."""
 _ECHO = re.compile(r"(?:^|[\]:)|])\s{4,}(?:raise|return|assert|self\.|[\w.]+\(|\w+ = )")
 """A source line that a traceback quotes: the line with the exception says more."""
 

@@ -23,6 +23,7 @@ _KERNEL = re.compile(r"dmesg|kern(?:el)?\.log|journal|syslog|messages", re.IGNOR
 _LINE_RANK = (
     re.compile(r"^\s*\[(?:default|rank|local_rank:?|Rank |RANK )\s?(\d{1,7})\]"),
     re.compile(r"^\[\d+,(\d{1,7})\]<std(?:out|err)>"),
+    re.compile(r"^\[(\d{1,7})\] \S+:\d+:\d+ \[\d+\] "),
     re.compile(r"\[Rank (\d{1,7})\]"),
     re.compile(r"\bPG(?: ID)? \d+ .*?Rank (\d{1,7})\]"),
     re.compile(r"\(.{0,60}?\brank[= ](\d{1,7})\b"),
@@ -37,7 +38,7 @@ _LINE_RANK = (
 """Where a line names its rank, most telling first."""
 
 _LINE_NODE = (
-    re.compile(r"^([A-Za-z][\w.-]{1,62}):\d+:\d+ \[\d+\]"),
+    re.compile(r"^(?:\[\d+\] |\d+: )?([A-Za-z][\w.-]{1,62}):\d+:\d+ \[\d+\]"),
     re.compile(
         r"^(?:\w{3} +\d+ \d\d:\d\d:\d\d |\d{4}-\d\d-\d\dT\S+ )?([A-Za-z][\w.-]{1,62}) kernel:"
     ),
@@ -113,7 +114,7 @@ def ranks_listed(text: str) -> tuple[int, ...]:
 
 _PROGRESS = re.compile(
     r"\biter(?:ation)?\b[ :=#]*\d+|\bstep[ :=#]*\d+.*(?:loss|time|lr)|\blm loss\b|\bit/s\b|"
-    r"\bs/it\b|"
+    r"\bs/it\b|\b(?:iteration|step) took \d|"
     r"\bsamples/s|\btokens/s|\btps\b|\bloss[ :=]+[-+]?\d",
     re.IGNORECASE,
 )

@@ -45,7 +45,7 @@ _STEMS = (
     b"subset of", b"uncorrect", b"gc.", b"try_recover", b"not match", b"contains", b"nosuch",
     b"not equal", b"only has", b"utilizing", b"not ready", b"imex", b"parallel dims", b"is empty",
     b"order differs", b"not respond", b"exceed", b"unexpected", b"no device", b"no interface",
-    b"drain",
+    b"drain", b"peration now in", b"neither af", b"loader_next", b"fetch_next", b"train_batch",
 )  # fmt: skip
 """Pieces of lower-cased words, one of which every rule needs (a test checks the table)."""
 _WORDS = re.compile(

@@ -1,8 +1,8 @@
 """Faults that show in the numbers of healthy lines: step times that jump.
 
 Only asked when no line reports an error. A step time that alternates between quick and slow
-ones is an input pipeline that refills; a rank whose numbers are longer than the others' is a
-straggler.
+ones is an input pipeline that refills; one that stays longer from some step on is a slow device
+or link, or somebody else's work on it.
 """
 
 import re
@@ -13,14 +13,15 @@ import numpy as np
 _TIME = re.compile(
     r"(?:elapsed time per iteration \(ms\)|time/step|step[_ ]?time|iter(?:ation)?[_ ]?time|"
     r"sec/step|"
-    r"time per step|elapsed|step took|s/it|batch_time|\btime)(?!\w) ?[:=|]? ?(\d+(?:\.\d+)?)",
+    r"time per step|elapsed|(?:step|iteration) took|s/it|batch_time|\btime)(?!\w)"
+    r" ?[:=|]? ?(\d+(?:\.\d+)?)",
     re.IGNORECASE,
 )
 _DATA = re.compile(r"(?:data(?:[_ ]?(?:load\w*|time|wait))?)\b ?[:=|]? ?(\d+\.\d+)", re.IGNORECASE)
 
 
 class Jump(NamedTuple):
-    """Step times that jump: where the first slow one stands and how much slower they are."""
+    """Step times that jump: the first slow one after a quick one, and how much slower they are."""
 
     line: int
     factor: float
@@ -28,6 +29,28 @@ class Jump(NamedTuple):
     """Share of the steps that are slow."""
     data: bool
     """The line names the time for data and it makes up most of a slow step."""
+
+
+_STEADY = 4
+"""Steps before and after a shift; fewer are a checkpoint or an evaluation."""
+
+
+class Shift(NamedTuple):
+    """Step times that became longer and stayed so."""
+
+    line: int
+    factor: float
+
+
+def find_shift(lines: list[tuple[int, str]]) -> Shift | None:
+    """The line from which on every step takes at least twice the time of all before it."""
+    rows = [(n, float(found[1])) for n, text in lines if (found := _TIME.search(text))]
+    values = np.array([seconds for _, seconds in rows[1:]])
+    for at in range(_STEADY, len(values) - _STEADY + 1):
+        before, after = values[:at], values[at:]
+        if float(before.max()) > 0 and float(after.min()) >= 2 * float(before.max()):
+            return Shift(rows[at + 1][0], float(np.median(after) / np.median(before)))
+    return None
 
 
 def find_jumps(lines: list[tuple[int, str]]) -> Jump | None:
@@ -48,7 +71,11 @@ def find_jumps(lines: list[tuple[int, str]]) -> Jump | None:
     share = float(slow.mean())
     if not 0.1 <= share <= 0.75 or slow.sum() < 2:
         return None
-    at = int(np.flatnonzero(slow)[0])
+    quick = int(np.flatnonzero(~slow)[0])
+    later = np.flatnonzero(slow[quick:])
+    at = quick + int(later[0]) if later.size else int(np.flatnonzero(slow)[0])
+    if times[0] > 3 * low and waits[0] > times[0] / 2:
+        at = -1  # the first step is no warm-up: it waited for data like the later slow ones
     data_share = np.array(waits[1:])[slow].sum() / max(values[slow].sum(), 1e-9)
     factor = float(np.median(values[slow])) / max(low, 1e-9)
     return Jump(numbers[at + 1], factor, share, bool(data_share > 0.5))

@@ -10,7 +10,7 @@ from engine.diagnose.finding import Evidence, Finding
 from engine.diagnose.logs.claims import Claim, Source
 from engine.diagnose.logs.places import is_progress, rank_in
 from engine.diagnose.logs.scan import FileScan
-from engine.diagnose.logs.series import find_jumps
+from engine.diagnose.logs.series import find_jumps, find_shift
 from engine.diagnose.logs.watchdog import Crowd, Stall, crowd
 
 _BUSY = re.compile(
@@ -158,7 +158,7 @@ def _silent(together: Crowd, sources: list[Source], wakes: list[Claim]) -> list[
 
 
 def _only_waiting(together: Crowd, wakes: list[Claim]) -> Finding:
-    first = min(wakes, key=lambda w: (not _is_timeout(w.text), w.file, w.line))
+    first = min(wakes, key=lambda w: (not is_timeout(w.text), w.file, w.line))
     return Finding(
         kind="hang",
         category="unknown_hang",
@@ -171,7 +171,8 @@ def _only_waiting(together: Crowd, wakes: list[Claim]) -> Finding:
     )
 
 
-def _is_timeout(text: str) -> bool:
+def is_timeout(text: str) -> bool:
+    """Whether a wake is a time-out, so that somebody waited."""
     return "imeout" in text or "timed out" in text or "atchdog" in text
 
 
@@ -193,27 +194,34 @@ def _last_lines(scan: FileScan) -> list[tuple[int, str]]:
 
 
 def _paces(sources: list[Source]) -> list[Finding]:
-    """Step times that jump, read from the last lines of the first files."""
+    """Step times that jump or stay longer, read from the last lines of the first files."""
     for source in sources[:4]:
         rows = [(n, line) for n, line in _last_lines(source.scan) if is_progress(line)]
+        shift = find_shift(rows)
+        if shift is not None:
+            what = f"from line {shift.line} on every step takes {shift.factor:.1f} times as long"
+            why = "no step is as quick again: a slower device or link, or other work on the node"
+            return [_pace(source, rows, shift.line, "perf_straggler", what, why)]
         jump = find_jumps(rows)
         if jump is not None:
-            shown = next(line for number, line in rows if number == jump.line)
-            return [
-                Finding(
-                    kind="perf",
-                    category="perf_data",
-                    confidence=0.6,
-                    cost=0.3,
-                    source="logs",
-                    what=f"every {1 / jump.share:.1f}th step takes {jump.factor:.1f} times longer",
-                    why="quick and slow steps take turns: the input pipeline refills a queue",
-                    evidence=(
-                        Evidence(
-                            file=str(source.scan.path), line=jump.line, text=shown.strip()[:500]
-                        ),
-                    ),
-                    next=next_step("perf_data"),
-                )
-            ]
+            what = f"every {1 / jump.share:.1f}th step takes {jump.factor:.1f} times longer"
+            why = "quick and slow steps take turns: the input pipeline refills a queue"
+            return [_pace(source, rows, jump.line, "perf_data", what, why)]
     return []
+
+
+def _pace(
+    source: Source, rows: list[tuple[int, str]], line: int, category: str, what: str, why: str
+) -> Finding:
+    shown = next(text for number, text in rows if number == line)
+    return Finding(
+        kind="perf" if category == "perf_data" else "straggler",
+        category=category,
+        confidence=0.6 if category == "perf_data" else 0.5,
+        cost=0.3,
+        source="logs",
+        what=what,
+        why=why,
+        evidence=(Evidence(file=str(source.scan.path), line=line, text=shown.strip()[:500]),),
+        next=next_step(category),
+    )

@@ -9,15 +9,33 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from engine.diagnose.categories import CATEGORIES, next_step
 from engine.diagnose.finding import Evidence, Finding, Kind, Symptom
-from engine.diagnose.logs.claims import Claim, Source, claims_of, pid_ranks, source_of
+from engine.diagnose.logs.claims import (
+    Claim,
+    Source,
+    claims_of,
+    first_worker,
+    is_menu,
+    pid_ranks,
+    source_of,
+)
 from engine.diagnose.logs.scan import FileScan
-from engine.diagnose.logs.stalls import stall_findings
+from engine.diagnose.logs.stalls import is_timeout, stall_findings
+from engine.diagnose.logs.summary import Failed
 from engine.diagnose.logs.table import WAKE
 from engine.diagnose.logs.watchdog import read_stall
 
 _PERF: dict[str, Kind] = {"perf_gc": "perf", "perf_data": "perf", "perf_straggler": "straggler"}
+_OF_ONE_RANK = frozenset(
+    {"code_error", "cuda_oom", "data_error", "fs_missing", "gpu_ecc", "gpu_fault", "host_oom",
+     "lib_bug", "numeric", "shm_limit"}
+)  # fmt: skip
+"""Causes of the worker that fails first; those of a node, a peer or all ranks are not its own."""
+_SIGNALS = 126
+"""Exit codes from here on are those of a shell or of a signal."""
 _WIDE = 0.3
 """Reported by more than this share of the ranks: not what a single culprit prints."""
 
@@ -47,14 +65,19 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     sources = [source_of(scan, root) for scan in scans]
     claims = [claim for source in sources for claim in claims_of(source)]
     wakes = [claim for claim in claims if claim.category == WAKE]
+    timed_out = any(is_timeout(wake.text) for wake in wakes)
+    claims = [claim for claim in claims if not (timed_out and is_menu(claim))]
+    first = {str(s.scan.path): failed for s in sources if (failed := first_worker(s)) is not None}
     files = {s.place.rank for s in sources if s.place.rank is not None}
     voices = files | {c.rank for c in claims if c.rank is not None}
     world = max([s.world for s in sources] + [len(files)], default=0)
-    candidates = rank_candidates(
-        [c for c in claims if c.category != WAKE and c.weight >= 0.5], world
-    )
+    causes = [c for c in claims if c.category != WAKE and c.weight >= 0.5]
+    if not causes and not timed_out:
+        causes = [_exited(file, f) for file, f in first.items() if 0 < f.code < _SIGNALS]
+    candidates = rank_candidates(causes, world)
     waiting = {c.rank for c in wakes if c.rank is not None}
     findings = [_finding(c, sources, waiting, world) for c in candidates[:6]]
+    findings = [_by_first_worker(f, first) for f in findings]
     stalls = [
         stall
         for c in wakes
@@ -63,6 +86,21 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     ]
     findings = stall_findings(findings, stalls, wakes, sources, world)
     return Triage(tuple(findings), _symptoms(wakes), frozenset(voices), world)
+
+
+def _exited(file: str, failed: Failed) -> Claim:
+    """The worker that ended first with an error of its own, when no line tells which."""
+    rank = failed.rank
+    return Claim("code_error", 1, rank, (rank,), "", "", file, failed.line, failed.text, False)
+
+
+def _by_first_worker(finding: Finding, first: dict[str, Failed]) -> Finding:
+    """Whose line it is that a worker printed into a merged log without its rank."""
+    seen = finding.evidence[0] if finding.evidence else None
+    failed = first.get(seen.file) if seen else None
+    if failed is None or finding.ranks or finding.category not in _OF_ONE_RANK:
+        return finding
+    return msgspec.structs.replace(finding, ranks=(failed.rank,))
 
 
 def rank_candidates(claims: list[Claim], world: int) -> list[Candidate]:
@@ -130,7 +168,7 @@ def _culprit(
     candidate: Candidate, sources: list[Source], waiting: set[int], world: int
 ) -> tuple[tuple[int, ...], str, str]:
     """Ranks, node and device that a candidate's claims point at."""
-    strong = [c for c in candidate.claims if c.weight >= 1]
+    strong = [c for c in candidate.claims if c.weight >= max(1.0, candidate.score - 0.5)]
     named = sorted({r for c in strong for r in c.named if not world or r < world})
     device = next((c.device for c in [candidate.best, *strong] if c.device), "")
     ranks: tuple[int, ...] = candidate.ranks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.diagnose.logs.series import find_jumps
+from engine.diagnose.logs.series import find_jumps, find_shift
 
 
 def lines(times, form="step {n} loss 2.1 time {t}", first=1):
@@ -68,3 +68,32 @@ def test_six_times_are_the_fewest_and_one_in_ten_the_rarest():
 def test_zeros_do_not_divide():
     jump = find_jumps(lines([0, 0, 0, 0, 5.0, 0, 5.0, 0, 0]))
     assert jump.factor == pytest.approx(5.0 / 1e-9)
+
+
+def test_the_first_slow_step_after_a_quick_one_shows_the_turns():
+    assert find_jumps(lines([67.0, 48, 4, 44, 4, 43, 4, 45, 4])).line == 4
+
+
+def test_a_first_step_that_waited_for_data_is_no_warm_up():
+    forms = ["Time {t} (1) Data {t} (1)"] * 8
+    times = [276.0, 0.3, 264.0, 0.3, 275.0, 0.3, 264.0, 0.3]
+    rows = [(n + 1, f.format(t=t)) for n, (f, t) in enumerate(zip(forms, times, strict=True))]
+    assert find_jumps(rows).line == 1
+
+
+def test_a_step_time_that_doubles_and_stays():
+    shift = find_shift(lines([50.0, 30, 31, 30, 32, 105, 100, 102, 101]))
+    assert (shift.line, shift.factor) == (6, pytest.approx(101.5 / 30.5))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [], [30.0] * 20, [50.0, 30, 31, 30, 32, 105, 100, 102],  # too few
+        [50.0, 30, 31, 30, 32, 105, 100, 102, 101, 30],  # it recovered
+        [50.0, 30, 31, 30, 32, 59, 58, 57, 59],  # not twice as long
+        [50.0, 0, 0, 0, 0, 1, 1, 1, 1],
+    ],
+)  # fmt: skip
+def test_what_is_no_shift(times):
+    assert find_shift(lines(times)) is None
