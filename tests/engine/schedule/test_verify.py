@@ -144,3 +144,38 @@ def test_a_channels_orders_are_shown_up_to_six_messages(m, sent, received):
 def test_peak_activations_may_come_after_some_were_freed():
     order = [_a(text) for text in ("0F0", "0B0", "0F1", "0F2", "0B1", "0B2")]
     assert peak_activations(build("gpipe", 1, 1, 3).with_stages([order]), 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "early", "late"),
+    [("1f1b", "1RECV_F2", "1F2"), ("1f1b", "1F2", "1SEND_F2"), ("1f1b", "1UNSHARD", "1F0"),
+     ("1f1b", "1F2", "1B2"), ("1f1b", "1RECV_B2", "1B2"), ("1f1b", "1B2", "1SEND_B2"),
+     ("1f1b", "1B3", "1REDUCE_GRAD"), ("zero-bubble", "1F2", "1I2"),
+     ("zero-bubble", "1RECV_B2", "1I2"), ("zero-bubble", "1I2", "1SEND_B2"),
+     ("zero-bubble", "1I2", "1W2"), ("zero-bubble", "1W3", "1REDUCE_GRAD")],
+)  # fmt: skip
+def test_every_rule_of_order_is_told_by_itself(kind, early, late):
+    schedule = add_comm(build(kind, 3, 1, 4), dp=True)
+    swapped = _mutate(schedule, 1, lambda s: _swap(s, _a(early), _a(late)))
+    assert f"stage 1: {late} comes before {early}" in problems(swapped)
+
+
+def test_messages_that_nobody_sends_or_receives_are_channels_with_one_end():
+    schedule = add_comm(build("gpipe", 2, 1, 2))
+    silent = _mutate(schedule, 0, lambda s: [s.remove(_a(t)) for t in ("0SEND_F0", "0SEND_F1")])
+    assert "channel 0->1 (F): sent in order , received in order 1:0 1:1" in problems(silent)
+    deaf = _mutate(schedule, 1, lambda s: [s.remove(_a(t)) for t in ("1RECV_F0", "1RECV_F1")])
+    assert "channel 0->1 (F): sent in order 1:0 1:1, received in order " in problems(deaf)
+
+
+@pytest.mark.parametrize(
+    ("action", "line"),
+    [("1SEND_F0", "channel 1->-1 (F): sent in order 2:0, received in order "),
+     ("0SEND_B0", "channel 0->-1 (B): sent in order -1:0, received in order "),
+     ("0RECV_F0", "channel -1->0 (F): sent in order , received in order 0:0"),
+     ("1RECV_B0", "channel -1->1 (B): sent in order , received in order 1:0")],
+)  # fmt: skip
+def test_messages_over_the_ends_of_the_model_have_no_other_end(action, line):
+    stage = _a(action).chunk
+    schedule = add_comm(build("gpipe", 2, 1, 2))
+    assert line in problems(_mutate(schedule, stage, lambda s: s.append(_a(action))))
