@@ -105,7 +105,9 @@ class Recoverer:
         driver.pump(lambda: len(driver.nodes.ended) >= world, _KILL_S)
         for node in driver.nodes:
             beats = [driver.nodes.ranks.get(rank) for rank in node.ranks]
-            if node.is_here and any(beat is None or beat.code is None for beat in beats):
+            # also one under suspicion: its peers' errors can come before its silence is long enough
+            may_live = node.is_here or node.state == "silent"
+            if may_live and any(beat is None or beat.code is None for beat in beats):
                 driver.nodes.lose(node, "nothing was heard of it")
         incident = self._with_lost_nodes(incident)
         folder = keep_evidence(driver.folder, incident.number)
