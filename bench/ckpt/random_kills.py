@@ -33,6 +33,7 @@ from engine.ckpt.flush import Flusher, FlushOptions
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.save import describe_part
 
+OWNER = "campaign"
 OPTIONS = FlushOptions(threads=1, retry_first_s=0.001, retry_most_s=0.01)
 
 
@@ -48,12 +49,12 @@ def snapshot(spool: Spool, root: Path, step: int, columns: int) -> None:
         part = describe_part(image, f"rank-{rank:05d}.safetensors", "", rank=rank)
         if rank == 0:
             job = CommitJob(root=str(root), folder=folder, world=WORLD, meta=meta,
-                            created_s=time.time(), keep=2)  # fmt: skip
+                            created_s=time.time(), keep=2, owner=OWNER)  # fmt: skip
             spool.write_job(folder, job)
         spool.write_ticket(
             rank, 0,
             Ticket(state="pending", root=str(root), folder=folder, world=WORLD, meta=meta,
-                   part=part),
+                   part=part, owner=OWNER),
         )  # fmt: skip
 
 

@@ -57,14 +57,16 @@ def commands(root: str, server: Any) -> Row:
         job.two.wait(120)
     exact = all(job.is_exact(step) for step in (1, 2, 3))
     listed = msctl("list", root)[1]
-    codes = {name: msctl(name, root)[0] for name in ("show", "verify")}
-    codes["prune"] = msctl("prune", root, "--keep", "1", "--yes")[0]
+    asked = {"show": (), "verify": (), "prune": ("--keep", "1", "--yes")}
+    answers = {name: msctl(name, root, *more) for name, more in asked.items()}
+    codes = {name: code for name, (code, _) in answers.items()}
+    said = {name: answer for name, (code, answer) in answers.items() if code}
     left = [info.name for info in catalog(root)]
     again = job.save(4).folder
     job.two.wait(120)
     job.close()
     ok = exact and len(listed) == 3 and not any(codes.values()) and left == ["step-00000003"]
-    return {"exact": exact, "listed": len(listed), "exit_codes": codes, "left": left,
+    return {"exact": exact, "listed": len(listed), "exit_codes": codes, "said": said, "left": left,
             "ok": ok and again == "step-00000004" and steps_of(root) == [3, 4]}  # fmt: skip
 
 
@@ -154,8 +156,8 @@ def dead_writer(root: str, server: Any) -> Row:
     removed = prune(root, plan)
     left = [info.name for info in catalog(root)]
     later = Job(root, mib=16)
-    later.save(2)
-    done = later.two.wait(120) and later.is_exact(2)
+    again = later.save(2).folder
+    done = again == "step-00000002" and later.two.wait(120) and later.is_exact(2)
     later.close()
     return {"killed_at_percent": at, "left_files": files, "left_uploads": uploads,
             "removed_within_grace": young, "removed_later": removed, "kept": left,

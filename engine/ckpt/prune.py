@@ -78,6 +78,7 @@ def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
     store = open_root(root)
     kept = [d.name for d in decisions if d.action == "keep" and d.state == "committed"]
     going = [d for d in decisions if d.action == "remove"]
+    going.sort(key=lambda d: not d.upload)  # their parts may keep a server from removing a folder
     safe = any(describe(store, name).state == "committed" for name in reversed(kept))
     removed = []
     for decision in going:
