@@ -1,5 +1,6 @@
 """The whole product on a store that freezes: `msctl train` goes on, says so, and catches up."""
 
+import contextlib
 import json
 import signal
 import statistics
@@ -56,7 +57,9 @@ def _watch(
     time.sleep(FROZEN_S / 2)
     last = _steps(folder)
     process.send_signal(signal.SIGTERM)  # saves the last state and waits for it
-    code = process.wait(180)
+    code = process.wait(180)  # its end waits no longer than the deadline; the flusher goes on
+    with contextlib.suppress(TimeoutError):
+        _until(lambda: len(_steps(folder)) in _committed(root), 60, log)
     newest = max(_committed(root), default=-1)
     during = last[len(frozen_at) : len(thawed_at)]
     normal = last[5 : len(frozen_at)] + last[len(thawed_at) :]
