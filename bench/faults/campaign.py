@@ -75,9 +75,9 @@ without_spare = "wait"
 wait_s = 120.0
 """
 
-HARMLESS = frozenset({"redis-kill", "redis-stop", "redis-partition", "link-flap", "link-slow",
-                      "link-slow-both", "clock", "disk-full", "storage-hang", "storage-slow",
-                      "driver-kill", "two-drivers", "log-flood"})  # fmt: skip
+HARMLESS = frozenset({"redis-kill", "keeper-kill", "redis-stop", "redis-partition", "link-flap",
+                      "link-slow", "link-slow-both", "clock", "disk-full", "storage-hang",
+                      "storage-slow", "driver-kill", "two-drivers", "log-flood"})  # fmt: skip
 """Faults after which no rank may be started anew."""
 IN_RANK = frozenset({"crash", "segv", "exit0", "exit", "exception", "nan", "oom", "hang", "gil"})
 ENDS = frozenset({"bug"})
@@ -86,9 +86,9 @@ FAULTS = (
     "kill", "stop", "crash", "segv", "exit0", "exit", "exception", "nan", "oom", "oom-kill", "hang",
     "gil", "hang-start", "slow", "node-kill", "node-stop", "executor-kill", "kill-again",
     "bad-node", "bad-spare", "two-nodes", "link-cut", "link-flap", "link-slow", "link-slow-both",
-    "redis-kill", "redis-stop", "redis-partition", "driver-kill", "two-drivers", "clock",
-    "torn-checkpoint", "disk-full", "storage-hang", "storage-slow", "log-flood", "two-at-once",
-    "rank-and-driver", "node-and-redis", "bug",
+    "redis-kill", "keeper-kill", "redis-stop", "redis-partition", "driver-kill", "two-drivers",
+    "clock", "torn-checkpoint", "disk-full", "storage-hang", "storage-slow", "log-flood",
+    "two-at-once", "rank-and-driver", "node-and-redis", "bug",
 )  # fmt: skip
 
 

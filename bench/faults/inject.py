@@ -293,6 +293,19 @@ def _redis_kill(hit: _Hit) -> Struck:
     return hit.nobody(now)
 
 
+def _keeper_kill(hit: _Hit) -> Struck:
+    """The owner of the job's Redis, which dies with it; another must take the data over."""
+    now, place = time.time(), hit.job.folder / "join.json"
+    keeper = read_join(place).keeper_pid
+    kill(keeper, signal.SIGKILL)
+    end = time.monotonic() + _AGAIN_S
+    while time.monotonic() < end:
+        if place.exists() and read_join(place).keeper_pid != keeper:
+            return hit.nobody(now)
+        time.sleep(0.1)
+    return hit.nobody(now)._replace(wrong="no other keeper came")
+
+
 def _redis_stop(hit: _Hit) -> Struck:
     pid, now, before = hit.job.redis_pid(), time.time(), hit.job.step()
     kill(pid, signal.SIGSTOP)
@@ -446,7 +459,8 @@ _HOW: dict[str, Callable[[_Hit], Struck]] = {
     "kill-again": _again, "bad-node": _bad_node, "bad-spare": _bad_spare,
     "link-cut": _cut(12.0, blames=True), "link-flap": _cut(3.0, blames=False),
     "link-slow": _slow_link(both=False), "link-slow-both": _slow_link(both=True),
-    "redis-kill": _redis_kill, "redis-stop": _redis_stop, "redis-partition": _redis_partition,
+    "redis-kill": _redis_kill, "keeper-kill": _keeper_kill, "redis-stop": _redis_stop,
+    "redis-partition": _redis_partition,
     "driver-kill": _driver_kill, "two-drivers": _two_drivers, "rank-and-driver": _rank_and_driver,
     "node-and-redis": _node_and_redis, "clock": _clock, "torn-checkpoint": _torn,
     "disk-full": _disk_full, "storage-hang": _storage(60.0, 0.0),

@@ -2,8 +2,9 @@
 
 The server listens on a unix socket in a private folder, and on a TCP port only if other nodes must
 reach it; it always wants a password. It dies with the process that started it. With its log of
-changes (`durable`) a killed server comes back with all it ever answered. The folder goes at the
-end, or if its owner is killed, when the next server of this user is made.
+changes (`durable`) a killed server comes back with all it ever answered, and if its owner was
+killed too, another may take its folder over. The folder goes at the end, or if its owner is killed,
+when the next server of this user is made.
 """
 
 import contextlib
@@ -62,27 +63,42 @@ def _packaged() -> str | None:
 class EmbeddedRedis:
     """A running private server. `restart` brings a dead one back on the same address."""
 
-    def __init__(self, *, host: str = "", durable: bool = True, program: str = "") -> None:
+    def __init__(
+        self, *, host: str = "", durable: bool = True, program: str = "", again: Path | None = None
+    ) -> None:
+        """again: folder of a server whose owner was killed; address, password and data are its.
+
+        Raises MissingError if no server can be started, OSError if `again` cannot be taken over.
+        """
         self._program = program or find_server()
-        self._private = PrivateFolder("msctl-redis-")
-        self._folder = self._private.path
         self._durable, self._host = durable, host
-        self.password = secrets.token_urlsafe(24)
-        self._port = _free_port(host) if host else 0
         self._process: subprocess.Popen[bytes] | None = None
-        secret = self._folder / "password"
-        secret.touch(0o600)
-        secret.write_text(self.password)
+        if again is not None:
+            self._private = PrivateFolder.adopt(again)
+            self.folder = again
+            self.password = (again / "password").read_text()
+            self._port = int((again / "port").read_text()) if host else 0
+        else:
+            self._private = PrivateFolder("msctl-redis-")
+            self.folder = self._private.path
+            self.password = secrets.token_urlsafe(24)
+            self._port = _free_port(host) if host else 0
+            (self.folder / "port").write_text(str(self._port))
+            secret = self.folder / "password"
+            secret.touch(0o600)
+            secret.write_text(self.password)
         try:
             self.restart()
         except BaseException:
-            self.stop()
+            self._kill()
+            if again is None:  # what another server left is not this one's to throw away
+                self._private.remove()
             raise
 
     @property
     def local(self) -> Address:
         """Where this machine's processes reach it."""
-        return Address(path=str(self._folder / "redis.sock"), password=self.password)
+        return Address(path=str(self.folder / "redis.sock"), password=self.password)
 
     @property
     def url(self) -> str:
@@ -100,7 +116,7 @@ class EmbeddedRedis:
         where = (
             f"redis://{self._host}:{self._port}/0" if self._host else f"unix://{self.local.path}"
         )
-        return f"{where}?password_file={self._folder / 'password'}"
+        return f"{where}?password_file={self.folder / 'password'}"
 
     @property
     def pid(self) -> int:
@@ -145,10 +161,10 @@ class EmbeddedRedis:
 
         def keep() -> None:
             try:
-                with open(self._folder / "log", "ab") as log:
+                with open(self.folder / "log", "ab") as log:
                     process = subprocess.Popen(
                         [self._program, "-"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                        cwd=self._folder, start_new_session=True,
+                        cwd=self.folder, start_new_session=True,
                         preexec_fn=_die_with_parent(os.getpid()),
                     )  # fmt: skip
             except OSError as error:
@@ -168,10 +184,13 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         """End the server and remove its folder."""
+        self._kill()
+        self._private.remove()
+
+    def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        self._private.remove()
 
     def __enter__(self) -> "EmbeddedRedis":
         return self
@@ -189,7 +208,7 @@ class EmbeddedRedis:
         """
         lines = [
             f"unixsocket {self.local.path}", "unixsocketperm 700", f"requirepass {self.password}",
-            f"port {self._port}", "protected-mode no", f"dir {self._folder}", 'save ""',
+            f"port {self._port}", "protected-mode no", f"dir {self.folder}", 'save ""',
             f"appendonly {'yes' if self._durable else 'no'}", "appendfsync no",
             f"maxmemory {_MAX_MEMORY}", "maxmemory-policy noeviction", "tcp-backlog 4096",
             "maxclients 20000", "daemonize no",
@@ -200,7 +219,7 @@ class EmbeddedRedis:
 
     def _did_not_start(self) -> MissingError:
         try:
-            text = (self._folder / "log").read_text(errors="replace").strip()
+            text = (self.folder / "log").read_text(errors="replace").strip()
         except OSError:
             text = ""
         last = text.splitlines()[-1][-200:] if text else "it wrote no log"

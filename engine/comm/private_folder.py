@@ -27,6 +27,22 @@ class PrivateFolder:
         # seen by others only once it is held
         os.rename(self.path / f"{_OWNER}.new", self.path / _OWNER)
 
+    @classmethod
+    def adopt(cls, path: Path) -> "PrivateFolder":
+        """Become the owner of one whose owner was killed. OSError if it is gone or still owned."""
+        known = path.lstat()
+        if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
+            raise NotADirectoryError(f"{path} is no folder of this user")
+        lock = (path / _OWNER).open("rb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise
+        found = cls.__new__(cls)
+        found.path, found._lock = path, lock
+        return found
+
     def remove(self) -> None:
         """Take it away with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -2,11 +2,13 @@
 
 Started by the first driver of a job whose nodes are elsewhere; it outlives that driver, so that the
 next one finds everything as it was. It leaves the server's address in a file that only its owner
-can read, brings a dead server back, and ends when nobody has written a beat for long enough.
+can read, brings a dead server back, and ends when nobody has written a beat for long enough. If it
+is killed itself, the driver has another one take over its server's address and data.
 """
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +35,10 @@ class Join(Noun, frozen=True, kw_only=True):
     redis: str
     job: str
     keeper_pid: int = 0
+    machine: str = ""
+    """Where the keeper runs."""
+    data: str = ""
+    """Folder of the server on that machine."""
 
 
 def write_join(folder: Path, join: Join) -> Path:
@@ -59,9 +65,14 @@ def read_join(path: Path) -> Join:
 
 
 def find_or_start(folder: Path, job: str, host: str) -> Join:
-    """The job's running server, or a new one at this address, with a keeper of its own."""
+    """The job's running server, or a new one at this address, with a keeper of its own.
+
+    One whose keeper was killed on this machine comes back with its address and its data.
+    """
+    data = ""
     try:
         join = read_join(folder / FILE)
+        data = join.data if join.machine == socket.gethostname() else ""
         client = Client(parse_url(join.redis), io_s=1.0, patience_s=2.0)
         client.call(("PING",))
         client.close()
@@ -73,7 +84,7 @@ def find_or_start(folder: Path, job: str, host: str) -> Join:
     (folder / FILE).unlink(missing_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine.job.keeper", str(folder), job, host],
+            [sys.executable, "-m", "engine.job.keeper", str(folder), job, host, data],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     end = time.monotonic() + _START_S
@@ -87,7 +98,17 @@ def find_or_start(folder: Path, job: str, host: str) -> Join:
     )
 
 
-def keep(folder: Path, job: str, host: str, *, idle_s: float = _IDLE_S) -> None:
+def _server(host: str, data: str) -> EmbeddedRedis:
+    """A server with the data of a dead keeper's, if they can still be had."""
+    if data:
+        try:
+            return EmbeddedRedis(host=host, again=Path(data))
+        except (OSError, ValueError, MissingError) as error:
+            print(f"a new server, since {data} cannot be taken over: {error}", file=sys.stderr)
+    return EmbeddedRedis(host=host)
+
+
+def keep(folder: Path, job: str, host: str, *, data: str = "", idle_s: float = _IDLE_S) -> None:
     """Own the server until it is told to end or nobody uses it any more."""
     ended: list[int] = []
 
@@ -95,14 +116,16 @@ def keep(folder: Path, job: str, host: str, *, idle_s: float = _IDLE_S) -> None:
         ended.append(number)
 
     signal.signal(signal.SIGTERM, end)
-    with EmbeddedRedis(host=host) as server:
+    with _server(host, data) as server:
         secret = folder / "join.secret"
         fd = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(server.password)
         address = server.url.rpartition("@")[2].partition("/")[0]
         url = f"redis://{address}/0?password_file={secret}"
-        write_join(folder, Join(redis=url, job=job, keeper_pid=os.getpid()))
+        here = Join(redis=url, job=job, keeper_pid=os.getpid(), machine=socket.gethostname(),
+                    data=str(server.folder))  # fmt: skip
+        write_join(folder, here)
         client = Client(server.local, io_s=1.0, patience_s=0.0)
         last, used = b"", time.monotonic()
         try:
@@ -122,10 +145,10 @@ def keep(folder: Path, job: str, host: str, *, idle_s: float = _IDLE_S) -> None:
 
 
 def main() -> int:
-    """Entry: `python -m engine.job.keeper FOLDER JOB HOST`; nothing secret stands there."""
-    folder, job, host = sys.argv[1:4]
+    """Entry: `python -m engine.job.keeper FOLDER JOB HOST DATA`; nothing secret stands there."""
+    folder, job, host, data = sys.argv[1:5]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep(Path(folder), job, host)
+    keep(Path(folder), job, host, data=data)
     return 0
 
 

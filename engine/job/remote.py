@@ -8,6 +8,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,12 +48,53 @@ class Launcher(Protocol):
         """The job is over."""
 
 
+class Kept:
+    """The job's Redis as its keeper has it; another keeper takes over if that one was killed."""
+
+    def __init__(self, folder: Path, job: str, host: str, join: Join) -> None:
+        self._folder, self._job, self._host, self._join = folder, job, host, join
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process."""
+        return self._join.keeper_pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the keeper runs; of one on another machine nothing is known, so yes."""
+        if self._join.machine != socket.gethostname():
+            return True
+        try:
+            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)  # a dead child is still a process
+        except OSError:
+            return Path(f"/proc/{self.pid}").exists()
+
+    def restart(self) -> float:
+        """Have another keeper; returns seconds. MissingError if the server's data are lost."""
+        begin = time.monotonic()
+        join = find_or_start(self._folder, self._job, self._host)
+        if join.redis != self._join.redis:
+            raise MissingError(
+                "its keeper was killed and its data are gone",
+                remedy="start the run again: it goes on from its newest checkpoint",
+            )
+        self._join = join
+        return time.monotonic() - begin
+
+    def end(self) -> None:
+        """The job is over: the keeper ends its server."""
+        if self._join.machine == socket.gethostname():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGTERM)
+
+
 class RemotePlace:
     """The place of a job that joins through Redis."""
 
     def __init__(self, launcher: Launcher, *, host: str, lease_s: float = LEASE_S) -> None:
         self._launcher, self._host, self._lease_s = launcher, host, lease_s
         self._known: set[str] = set()
+        self._kept: Kept | None = None
         self.hub: BeatHub | None = None
 
     @property
@@ -77,9 +119,9 @@ class RemotePlace:
         lease = Lease(client, job, length_s=self._lease_s)
         lease.take(within_s=2 * self._lease_s)
         self.hub, self._client, self._job = BeatHub(join.redis, job, lease), client, job
-        self._keeper = join.keeper_pid
+        self._kept = Kept(folder, job, self._host, join) if join.keeper_pid else None
         try:
-            yield Server(join.redis, None)
+            yield Server(join.redis, self._kept)
         finally:
             self.hub.close()
 
@@ -156,9 +198,8 @@ class RemotePlace:
     def close(self) -> None:
         """The job is over: nodes were told to end, the server goes too."""
         self._launcher.stop()
-        if self._keeper:
-            with contextlib.suppress(OSError):
-                os.kill(self._keeper, signal.SIGTERM)
+        if self._kept is not None:
+            self._kept.end()
 
 
 class NoLauncher:

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from engine.comm.embedded_redis import EmbeddedRedis
 from engine.comm.resp import Client, parse_url
@@ -17,10 +18,25 @@ from engine.spec.recipe import Recipe
 _AGAIN_S = 0.5
 
 
+class Mendable(Protocol):
+    """What brings a server back: the server itself, or the process that keeps it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 if it does not run."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that process runs."""
+
+    def restart(self) -> float:
+        """Bring it back; returns seconds. MissingError if that cannot be."""
+
+
 class Server:
     """A private server, or one that somebody else looks after."""
 
-    def __init__(self, url: str, own: EmbeddedRedis | None) -> None:
+    def __init__(self, url: str, own: Mendable | None) -> None:
         self.url, self._own = url, own
         self._tried = 0.0
         self.restarts = 0

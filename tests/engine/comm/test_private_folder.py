@@ -70,3 +70,29 @@ def test_one_whose_owner_was_killed_goes_with_the_next(own_space: Path) -> None:
     following = PrivateFolder("msctl-test-")
     assert not left.exists()
     following.remove()
+
+
+@pytest.mark.multi
+def test_one_whose_owner_was_killed_can_be_taken_over(own_space: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _HOLD], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(own_space)},
+    )  # fmt: skip
+    assert owner.stdout is not None
+    left = Path(owner.stdout.readline().strip())
+    with pytest.raises(BlockingIOError):
+        PrivateFolder.adopt(left)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    found = PrivateFolder.adopt(left)
+    assert sweep("msctl-test-") == []
+    assert (left / "log").read_text() == "much"
+    found.remove()
+    assert not left.exists()
+
+
+def test_what_is_gone_or_no_folder_is_not_taken_over(own_space: Path) -> None:
+    (own_space / "msctl-test-file").write_text("")
+    for name in ("msctl-test-file", "msctl-test-gone"):
+        with pytest.raises(OSError, match="msctl-test-"):
+            PrivateFolder.adopt(own_space / name)
