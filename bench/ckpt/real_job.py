@@ -1,5 +1,6 @@
 """A trainer of one rank for real_stores.py: a state known by its step, two-stage saves, a judge."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -42,6 +44,8 @@ def pieces_of(rows: int, step: int | None, seed: int = 0) -> list[Piece]:
 class Job:
     """Saves into a store through a flusher of its own."""
 
+    living: ClassVar[list["Job"]] = []
+
     def __init__(self, root: str, *, mib: int = 32, mib_s: float = 0.0, keep: int = 0,
                  seed: int = 0) -> None:  # fmt: skip
         self.root, self.rows, self.seed = root, mib * 256, seed
@@ -54,6 +58,7 @@ class Job:
                                  retry_most_s=2.0), keep=keep,
         )  # fmt: skip
         self.two.prepare()
+        self.living.append(self)
 
     def save(self, step: int) -> Taken:
         """Change the state to that of a step and save it; notes the seconds inside `save`."""
@@ -90,6 +95,16 @@ class Job:
         """Trainer, flusher and memory are gone, as when a node is lost."""
         self.kill_flusher()
         shutil.rmtree(self.spool)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Leave no flusher and no memory behind, however a scenario ended."""
+        while cls.living:
+            job = cls.living.pop()
+            if job.spool.exists():
+                with contextlib.suppress(OSError):
+                    job.die()
+                shutil.rmtree(job.spool, ignore_errors=True)
 
     def close(self) -> None:
         """End in order."""

@@ -299,6 +299,7 @@ def main() -> None:
                 seen = chosen[name](f"{server.url}/{name}-{uuid.uuid4().hex[:6]}/ckpt", server)
             except Exception as error:  # the other scenarios still run
                 seen = {"ok": False, "error": f"{type(error).__name__}: {error}"[:300]}
+            Job.end_all()
             failed += not seen["ok"]
             row = {"store": args.store, "scenario": name, **seen,
                    "seconds": round(time.monotonic() - begin, 1)}  # fmt: skip
