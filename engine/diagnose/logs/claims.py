@@ -125,6 +125,14 @@ def first_worker(source: Source) -> Failed | None:
     return min(named, key=lambda failed: (not failed.root, failed.line), default=None)
 
 
+_RETOLD = re.compile(r"unhandled (?:system|cuda) error|nccl(?:System|UnhandledCuda)Error")
+
+
+def is_retold(claim: Claim) -> bool:
+    """NCCL's word for a failed call, with which a call given up after a time-out ends as well."""
+    return claim.weight <= 1 and _RETOLD.search(claim.text) is not None
+
+
 def is_menu(claim: Claim) -> bool:
     """A list of what may have happened, which says less than any time-out."""
     return _MENU in claim.text
@@ -155,6 +163,7 @@ def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
             weight = 0.5
     named = ranks_listed(hit.named["rank"]) if "rank" in hit.named else ()
     named += ranks_listed(hit.named["ranks"]) if "ranks" in hit.named else ()
+    named += tuple(int(rank) for rank in _CULPRITS.findall(hit.text))
     if place.rank is None and said is not None and rule.category not in ("desync", "rank_blocked"):
         named += (said,)
     pid = (hit.named.get("pid") or hit.named.get("reaped") or "").split(",")[0].strip()
@@ -173,6 +182,8 @@ def _bus(text: str) -> str:
     return f"{address}.0" if address.count(":") == 2 and "." not in address else address
 
 
+_CULPRITS = re.compile(r"\bCulprit rank (\d{1,7})\b")
+"""torch's reader of flight-recorder dumps names several in one line."""
 _REMARK = re.compile(
     r"\bhint\b|\bcaught (?:a |an )?[\w.]+|\brun ?book\b|\btrying \d|\bignored?\b", re.I
 )

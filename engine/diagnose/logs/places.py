@@ -22,7 +22,8 @@ _KERNEL = re.compile(r"dmesg|kern(?:el)?\.log|journal|syslog|messages", re.IGNOR
 
 _LINE_RANK = (
     re.compile(r"^\s*\[(?:default|rank|local_rank:?|Rank |RANK )\s?(\d{1,7})\]"),
-    re.compile(r"^\[\d+,(\d{1,7})\]<std(?:out|err)>"),
+    re.compile(r"(?:^|\s)\[\d+,(\d{1,7})\]<std(?:out|err)>"),
+    re.compile(r'"(?:global_)?rank\\?"\s*:\s*\\?"?(\d{1,7})\b'),
     re.compile(r"^\[(\d{1,7})\] \S+:\d+:\d+ \[\d+\] "),
     re.compile(r"\[Rank (\d{1,7})\]"),
     re.compile(r"\bPG(?: ID)? \d+ .*?Rank (\d{1,7})\]"),
@@ -38,11 +39,11 @@ _LINE_RANK = (
 """Where a line names its rank, most telling first."""
 
 _LINE_NODE = (
-    re.compile(r"^(?:\[\d+\] |\d+: )?([A-Za-z][\w.-]{1,62}):\d+:\d+ \[\d+\]"),
+    re.compile(r"(?:^|[\s>]|>:)([A-Za-z][\w.-]{1,62}):\d+:\d+ \[\d+\] "),
     re.compile(
         r"^(?:\w{3} +\d+ \d\d:\d\d:\d\d |\d{4}-\d\d-\d\dT\S+ )?([A-Za-z][\w.-]{1,62}) kernel:"
     ),
-    re.compile(r"\b(?:node|host(?:name)?)\s*[:=]\s*([\w.-]{1,62})", re.IGNORECASE),
+    re.compile(r"\b(?:node|host(?:name)?)\\?\"?\s*[:=]\s*\\?\"?([\w.-]{1,62})", re.IGNORECASE),
     re.compile(r"^(?:srun|pdsh@\S+|slurmstepd): (?:error: )?([A-Za-z][\w.]*[\d-][\w.-]*): "),
     re.compile(r"^((?:node|host|gpu|worker|dgx|ip)-[a-z0-9.-]{1,40}): "),
     re.compile(r"^(\d{1,3}(?:\.\d{1,3}){3}): "),

@@ -16,7 +16,7 @@ class Match(NamedTuple):
 _HELP_TEXT = re.compile(
     r"\b(?:hint|see|run ?book|means|for (?:more|debugging)|consider|may be|might be due|could be|"
     r"if you|documentation|docs|usage|--help|e\.g\.|caught (?!collective|signal)|"
-    r"retry(?:ing)? with|trying \d|ignor(?:ed|ing)|will retry|recovered)\b",
+    r"retry(?:ing)? with|, retrying|trying \d|ignor(?:ed|ing)|will retry|recovered)\b",
     re.IGNORECASE,
 )
 """Words of a line that talks about an error instead of reporting one."""

@@ -46,6 +46,7 @@ _STEMS = (
     b"not equal", b"only has", b"utilizing", b"not ready", b"imex", b"parallel dims", b"is empty",
     b"order differs", b"not respond", b"exceed", b"unexpected", b"no device", b"no interface",
     b"drain", b"peration now in", b"neither af", b"loader_next", b"fetch_next", b"train_batch",
+    b"heartbeat", b"no child", b"not registered", b"allocate", b"create new", b"culprit",
 )  # fmt: skip
 """Pieces of lower-cased words, one of which every rule needs (a test checks the table)."""
 _WORDS = re.compile(

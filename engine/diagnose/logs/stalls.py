@@ -158,7 +158,7 @@ def _silent(together: Crowd, sources: list[Source], wakes: list[Claim]) -> list[
 
 
 def _only_waiting(together: Crowd, wakes: list[Claim]) -> Finding:
-    first = min(wakes, key=lambda w: (not is_timeout(w.text), w.file, w.line))
+    first = min(wakes, key=lambda w: (_tells(w.text), w.file, w.line))
     return Finding(
         kind="hang",
         category="unknown_hang",
@@ -169,6 +169,13 @@ def _only_waiting(together: Crowd, wakes: list[Claim]) -> Finding:
         next=next_step("unknown_hang"),
         source="logs",
     )
+
+
+def _tells(text: str) -> int:
+    """How much a wake tells, 0 is most: the call that did not end, a time-out, anything else."""
+    if "operation timeout" in text or "Timeout at NCCL work" in text:
+        return 0
+    return 1 if is_timeout(text) else 2
 
 
 def is_timeout(text: str) -> bool:

@@ -33,6 +33,12 @@ def _r(
     return Rule(category, strength, re.compile(pattern, re.IGNORECASE), needs, lasting)
 
 
+def _xid(category: str, strength: int, numbers: str) -> Rule:
+    """A number of the driver's catalogue, as the kernel, the Kubernetes plug-in and gpud print it."""
+    said = r"(?<!previous )\bXid(?: \((?P<gpu>[^)]*)\): |=| (?=\d+ (?:detected|on|error)\b))"
+    return _r(category, strength, f"{said}(?:{numbers})\\b")
+
+
 WAKE = "wake"
 
 RULES: tuple[Rule, ...] = (
@@ -40,10 +46,10 @@ RULES: tuple[Rule, ...] = (
     _r(WAKE, 0, r"tried to allocate (?:more than )?(?:\d{5,}(?:\.\d+)? GiB|\d+ ?EB|\d+EB|\d{3,} ?TiB|\d+(?:\.\d+)? ?PiB)", needs="llocate"),
     # --- GPU: the driver's Xid numbers (its catalogue), then CUDA's own words
     _r(WAKE, 0, r"Xid \([^)]*\): (?:45|154)\b", needs="Xid"),
-    _r("gpu_lost", 3, r"Xid \((?P<gpu>[^)]*)\): 79\b", needs="Xid"),
-    _r("gpu_ecc", 3, r"Xid \((?P<gpu>[^)]*)\): (?:48|63|64|92|94|95|140|160|161|171|172)\b", needs="Xid"),
-    _r("gpu_nvlink", 3, r"Xid \((?P<gpu>[^)]*)\): (?:74|137|14[2-9]|150|155)\b", needs="Xid"),
-    _r("gpu_fault", 2, r"Xid \((?P<gpu>[^)]*)\): (?:13|31|32|38|43|56|57|58|61|62|68|69|109|119|120|122|123|136|158)\b", needs="Xid"),
+    _xid("gpu_lost", 3, r"79"),
+    _xid("gpu_ecc", 3, r"(?:48|63|64|92|94|95|140|160|161|171|172)"),
+    _xid("gpu_nvlink", 3, r"(?:74|137|14[2-9]|150|155)"),
+    _xid("gpu_fault", 2, r"(?:13|31|32|38|43|56|57|58|61|62|68|69|109|119|120|122|123|136|158)"),
     _r("gpu_nvlink", 3, r"SXid \((?P<gpu>[^)]*)\): \d+", needs="SXid"),
     _r("gpu_lost", 3, r"(?:GPU|at) (?P<gpu>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?):? .*fallen off the bus", needs="bus"),
     _r("gpu_lost", 3, r"GPU has fallen off the bus|GPU is lost|NVML_ERROR_GPU_IS_LOST|cudaErrorDeviceUnavailable.*lost"),
@@ -66,6 +72,8 @@ RULES: tuple[Rule, ...] = (
     _r("driver_stack", 3, r"CUDA driver version is insufficient|system not yet initialized|cudaErrorSystemNotReady|unsupported display driver|forward compatibility was attempted|Driver/library version mismatch|couldn't communicate with the NVIDIA driver|API mismatch: the client has|Found no NVIDIA driver|no NVIDIA driver on your system|driver on your system is too old|compiled with an unsupported toolchain|no kernel image is available"),
     _r("driver_stack", 3, r"fabric ?manager.*(?:not running|inactive|failed|error|mismatch|not (?:been )?(?:start|init)\w*|version)|Failed to start .*fabric ?manager|fabric state.*(?:not started|in progress|failed)"),
     _r("driver_stack", 3, r"error in the Fabric Manager|fabric manager .*(?:don't|does not|doesn't) match|IMEX (?:channel|domain|daemon).*(?:configuration|not|fail|error)|/dev/nvidia-caps-imex-channels"),
+    _r("driver_stack", 3, r"Call to ibv_reg_dmabuf_mr failed .*not supported", needs="dmabuf"),
+    _r("driver_stack", 2, r"Couldn't (?:allocate|register) (?:GPU )?MR\b", needs="MR"),
     _r("driver_stack", 2, r"nvls\.cc\S* NCCL WARN Cuda failure|NCCL WARN .*NVLS.*(?:fail|error)", needs="NCCL"),
     _r("driver_stack", 2, r"modprobe: (?:ERROR|FATAL).*(?:nvidia|gdrdrv|peermem|amdgpu)|Cuda failure.*'(?:unknown error|initialization error|operation not permitted|API call is not supported|OS call failed|invalid device function)|nvidia-persistenced failed|NVRM: API mismatch|DKMS.*(?:fail|error)"),
     _r("driver_stack", 2, r"CUDA unknown error|CUDA error: unknown error|is/are busy or unavailable|no CUDA-capable device|No CUDA GPUs are available|Torch not compiled with CUDA|NVML.*(?:not (?:loaded|initialized)|Unknown Error)|Failed to initialize NVML|libcuda\.so\S*: cannot open|nvidia-container-cli: .*error|could not select device driver|CUDA initialization: |cudaGetDeviceCount.*(?:error|fail)|error: (?:driver|runtime) not (?:found|loaded)|nvidia-modprobe.*fail|^(?!.*(?:libnccl-net|NET/Plugin|libibverbs)).*cannot open shared object file"),
@@ -93,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     _r("host_oom", 1, r"^\s*Killed\s*$|line \d+: +\d+ Killed\b|DataLoader worker \(pid\S* \d+\) exited unexpectedly"),
     _r("host_oom", 2, r"std::bad_alloc|\bMemoryError\b"),
     # --- other limits of the operating system
-    _r("os_limit", 3, r"Too many open files|received 0 items of ancdata|can't start new thread|pthread_create.*(?:fail|error)|RLIMIT_NPROC|\[Errno 11\] Resource temporarily unavailable|rejected by pids|failed to create UD QP|Thread creation failed|fork rejected by pids|fork: .*Resource temporarily unavailable|Resource temporarily unavailable.*(?:thread|fork|process)|inotify.*(?:limit|watches)|max_map_count|too many processes|nofile|EMFILE"),
+    _r("os_limit", 3, r"Too many open files|received 0 items of ancdata|can't start new thread|pthread_create.*(?:fail|error)|RLIMIT_NPROC|\[Errno 11\] Resource temporarily unavailable|rejected by pids|failed to create UD QP|Thread creation failed|fork rejected by pids|fork: .*(?:Resource temporarily unavailable|No child processes)|Failed to create new thread|Resource temporarily unavailable.*(?:thread|fork|process)|inotify.*(?:limit|watches)|max_map_count|too many processes|nofile|EMFILE"),
     _r("os_limit", 3, r"\[Errno 24\]|received 0 items", needs="rrno"),
     # --- disks
     _r("disk_full", 3, r"No space left on device|Disk quota exceeded|\bENOSPC\b|DiskPressure|low on resource: \[?ephemeral-storage|disk is full|not enough (?:free )?(?:disk )?space|quota (?:limit )?exceeded"),
@@ -104,7 +112,7 @@ RULES: tuple[Rule, ...] = (
     _r("ckpt_corrupt", 3, r"PytorchStreamReader failed|failed finding central directory|invalid magic number; corrupt|header or archive is corrupted|SafetensorError|safetensors_rust|Error while deserializing header|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|(?:checkpoint|ckpt|state[-_ ]?dict|\.pt\b|\.distcp).*(?:corrupt|truncat|incomplete|checksum|CRC|digest)|(?:corrupt|truncat|incomplete)\w* (?:checkpoint|ckpt|state)|storage has wrong (?:byte )?size|file might be corrupted|could not load checkpoint|Inconsistent (?:checkpoint|metadata)|checkpoint .*(?:is|was) (?:empty|invalid|unreadable|damaged)|UnpicklingError|CheckpointException"),
     _r("ckpt_corrupt", 2, r"EOFError: Ran out of input|pickle data was truncated|BadZipFile|unexpected EOF, expected|invalid load key|failed reading file data/"),
     # --- scheduler, operator, platform
-    _r("scheduler", 3, r"DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAIL\w*|TASK FAIL\w*)|JOB \S+ (?:\S+ )?ON \S+ CANCELLED AT|preempting to accommodate|PreemptionByScheduler|DeletionByTaintManager|EvictionByEvictionAPI|TerminationByKubelet|imminent node shutdown|interruption notice|job is preempted|(?<!no )\bpreempt(?:ed|ion)\b.*(?:job|signal|node|pod|requeue|notice|by)|(?:job|pod|node|instance|workload)\b.*\bpreempt|being preempted|requeu(?:e|ed|ing)\b|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|exceeded (?:its )?(?:wall ?time|time limit|deadline)|walltime|time limit reached|MaxRuntimeExceeded|maximum (?:run ?time|duration)|job (?:time|run ?time) (?:limit|exceeded)|(?:SIG\w+|killed|terminated|cancel\w*|slurm)\b.*\btime limit|TaintManagerEviction|NodeShutdown|node is (?:shutting down|being drained)|Spot\b.*(?:interruption|reclaim|terminat)|instance-action|maintenance event|activeDeadlineSeconds|DeadlineExceeded: Job|scancel|qdel|Evicted: |was evicted|pod .*evict"),
+    _r("scheduler", 3, r"^(?!.*got preempted, or crashed).*(?:DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAIL\w*|TASK FAIL\w*)|JOB \S+ (?:\S+ )?ON \S+ CANCELLED AT|preempting to accommodate|PreemptionByScheduler|DeletionByTaintManager|EvictionByEvictionAPI|TerminationByKubelet|imminent node shutdown|interruption notice|job is preempted|(?<!no )\bpreempt(?:ed|ion)\b.*(?:job|signal|node|pod|requeue|notice|by)|(?:job|pod|node|instance|workload)\b.*\bpreempt|being preempted|requeu(?:e|ed|ing)\b|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|exceeded (?:its )?(?:wall ?time|time limit|deadline)|walltime|time limit reached|MaxRuntimeExceeded|maximum (?:run ?time|duration)|job (?:time|run ?time) (?:limit|exceeded)|(?:SIG\w+|killed|terminated|cancel\w*|slurm)\b.*\btime limit|TaintManagerEviction|NodeShutdown|node is (?:shutting down|being drained)|Spot\b.*(?:interruption|reclaim|terminat)|instance-action|maintenance event|activeDeadlineSeconds|DeadlineExceeded: Job|scancel|qdel|Evicted: |was evicted|pod .*evict)"),
     _r("scheduler", 2, r"FailedScheduling|NodeNotReady|Node failure on|node \S+ (?:is|was) (?:drained|cordoned|not ready)|marked dead because the autoscaler"),
     _r("scheduler", 1, r"\bCANCELLED AT\b"),
     # --- files that only some nodes see
@@ -118,6 +126,8 @@ RULES: tuple[Rule, ...] = (
     _r("nic_link", 2, r"(?:transport )?retry counter exceeded|RNR retry|vendor[ _]err(?:or)? ?(?:=|:)? ?(?:129|249)\b|NET/OFI.*(?:error|failed)|OFI.*completion error|libfabric.*error"),
     _r("nic_link", 2, r"Transport retry count exceeded|Work completion status: (?:remote|unreachable|local)|wait_func.*timeout\. Will cause a leak|link_downed[ :=]+[1-9]|port .* (?:is |in state )(?:down|not active)|cxi.*(?:fatal|retry|link (?:is )?down)|endpoint timeout"),
     # --- NCCL's RAS and its like: who is behind, without a word why
+    _r("unknown_hang", 1, r"task:(?P<rank>\d+) heartbeat timeout", needs="heartbeat"),
+    _r("unknown_hang", 1, r"\b(?:no|missed|missing|lack of) heartbeats?\b"),
     _r("unknown_hang", 2, r"ranks? (?:have|has) launched up to operation|members? at operation|(?:members?|ranks?) .*\b(?:behind|at operation N?-\d)|communicator.*(?:incomplete|mismatch|missing ranks)"),
     # --- network set-up
     _r("net_config", 3, r"Unable to find address for|no socket interface found|No (?:usable )?(?:listen )?interface|interface \S+ (?:not found|does not exist)|Unable to find interface|makeDeviceForInterface|No interface .*(?:match|found)|NCCL_(?:SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|TOPO_FILE|NET)\b.*(?:not|invalid|wrong|no |fail|could)|ibv_modify_qp.*(?:fail|error)|ibv_query_gid.*fail|GID (?:index|table).*(?:invalid|not|wrong|mismatch)|invalid GID|MTU.*mismatch|mismatch\w*.*MTU|path ?mtu|XML.*(?:topo|could not|error)|Could not open XML|topology file.*(?:not|fail|invalid)|Address family .*(?:not supported|mismatch)|Gloo connectFullMesh failed|GID table change|(?:find|match|get|read|query) (?:a |the )?(?:valid )?GID\b|failed to modify QP to RT[RS]|network device not available|no eligible providers|provider .*not found|[Nn]o (?:device|interface)s? found (?:matching|for)|couldn't find interface|no usable (?:NIC|network)|Unable to (?:resolve|determine) (?:the )?(?:address|interface)|mixed? .*(?:IPv4|IPv6)"),
@@ -134,6 +144,7 @@ RULES: tuple[Rule, ...] = (
     _r("rank_layout", 3, r"your machine only has|tasks per node configured in SLURM|Invalid parallel dims|No slot .* specified on host|train_batch_size is not equal to|!= ?world_size|is not equal to .*world[-_ ]?size|(?:GPU|device) ids? .*(?:out of range|not available|invalid)|requested gpu|only supports? \d+ (?:GPU|device)|mesh (?:shape|size|dim).*(?:world|devices|match)"),
     _r("rank_blocked", 3, r"retrieving ncclUniqueId from \[(?P<rank>\d+)\]", needs="ncclUniqueId"),
     _r("rendezvous", 3, r"\d+/\d+ clients joined|Rendezvous(?:Timeout|Connection|Closed|State|Graceful\w*)\w*Error|waiting for clients|rendezvous.*(?:timed? ?out|fail|closed|timeout)|(?:timed out|waiting).*(?:nodes|members|workers|peers|ranks) to (?:join|register|connect)|DistStoreError|wait timeout after \d+ ?ms, keys|not all (?:nodes|ranks|members|workers).*(?:join|start|connect)"),
+    _r("rendezvous", 2, r"workers of the worker process\(\d+\) have not registered within", needs="registered"),
     _r("rendezvous", 2, r"client socket has (?:timed out|failed to connect)|timed out .*(?:TCPStore|store)|store->get\(.*Socket Timeout"),
     _r("rendezvous", 2, r"connect\(\) timed out|PjRT_Client_Connect|RegisterTask|Timed out initializing process group|coordination service.*(?:timed? out|not (?:reach|connect))|store based barrier .*worker_count|have joined\b.*timed|gang .*(?:incomplete|not ready)"),
     _r("rendezvous", 1, r"Waiting in store based barrier"),
@@ -144,6 +155,7 @@ RULES: tuple[Rule, ...] = (
     _r("rank_blocked", 2, r"could not acquire GIL|GIL[- ]induced hang|holding the GIL|rank (?P<rank>\d+) (?:did not (?:join|arrive|reach|respond|enter)|(?:is|was|seems|appears) (?:stuck|blocked|hung|not responding))|soft lockup|blocked for more than \d+ seconds|hung_task"),
     # --- ranks that do not call the same
     _r("desync", 3, r"Detected mismatch between collectives.*but Rank (?P<rank>\d+) is running", needs="mismatch"),
+    _r("desync", 3, r"Culprit rank (?P<rank>\d+); Error type: (?!COLLECTIVE_STATE)\w*MISMATCH", needs="Culprit"),
     _r("desync", 3, r"Detected mismatch between collectives|is running (?:inconsistent )?collective|op\.preamble\.length <= op\.nbytes|Received data size doesn't match|collective mismatch|mismatch\w* (?:in |of |between )?collective|Message truncated|expects same model across all ranks|DDP.*(?:different|inconsistent).*ranks|(?:sizes?|shapes?|order|dtypes?) (?:do|does|are|is) ?(?:not|n't) match.*ranks|ranks? (?:are|is) (?:out of sync|desynchroni\w*)|(?<!dead/mismatched ranks that caused the )\bdesync\w*\b|has different values for .*Other ranks|appears not to match (?:sizes|strides|dtypes?|device)|(?:Forward|Backward|execution) order differs|disagreement (?:error|between rank)|sync_global_devices name mismatch|Mismatched (?:all\w+|broadcast|reduce|MPI|data types)|(?:must|should|expects?|to) be (?:the )?(?:same|identical|equal|consistent) (?:across|on|for) (?:all )?ranks|[Hh]ashes (?:do )?not match\w* across|count mismatch.*rank|rank .* (?:skipped|missed) a collective|different (?:number|order|sequence) of collectives|ncclInvalidUsage.*mismatch"),
     # --- numbers
     _r("numeric", 3, r"(?:found|detected|contains?|got|encountered|produced?|is|are|has|returned|returns) (?:a |an |the )?(?:nan|inf|infinite|non-?finite)\b|\b(?:nan|inf)\b ?(?:/|or|and) ?\b(?:nan|inf)\b|(?:loss|norm|grad\w*|value|logits?|activation\w*|output|weights?)['\"]? ?(?:=|:|is|are|was|became|went)? ?(?:to )?\b-?(?:nan|inf(?:inity)?)\b|\b(?:nan|inf)s? (?:in|at|from|for) |probability tensor contains either|contains a NaN|Unexpected result (?:nan|inf)|not finite|non-?finite|loss scale (?:already )?(?:at|reached|below).*minimum|Minimum loss scale|FloatingPointError|loss (?:spike|diverge|explo)\w*|grad\w* (?:norm )?(?:spike|explo|overflow)\w*|spiky gradient", lasting=True),

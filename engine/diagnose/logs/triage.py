@@ -19,6 +19,7 @@ from engine.diagnose.logs.claims import (
     claims_of,
     first_worker,
     is_menu,
+    is_retold,
     pid_ranks,
     source_of,
 )
@@ -66,7 +67,7 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     claims = [claim for source in sources for claim in claims_of(source)]
     wakes = [claim for claim in claims if claim.category == WAKE]
     timed_out = any(is_timeout(wake.text) for wake in wakes)
-    claims = [claim for claim in claims if not (timed_out and is_menu(claim))]
+    claims = [claim for claim in claims if not _after_time_out(claim, wakes)]
     first = {str(s.scan.path): failed for s in sources if (failed := first_worker(s)) is not None}
     files = {s.place.rank for s in sources if s.place.rank is not None}
     voices = files | {c.rank for c in claims if c.rank is not None}
@@ -86,6 +87,15 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     ]
     findings = stall_findings(findings, stalls, wakes, sources, world)
     return Triage(tuple(findings), _symptoms(wakes), frozenset(voices), world)
+
+
+def _after_time_out(claim: Claim, wakes: list[Claim]) -> bool:
+    """What is printed whenever a wait was given up, and then says nothing about the cause."""
+    waits = (wake for wake in wakes if is_timeout(wake.text))
+    if is_menu(claim):
+        return any(True for _ in waits)
+    retold = is_retold(claim)
+    return retold and any(w.file == claim.file and w.line < claim.line for w in waits)
 
 
 def _exited(file: str, failed: Failed) -> Claim:

@@ -140,3 +140,27 @@ def test_the_head_of_a_file_tells_process_host_and_world(tmp_path):
     assert (ranked.pids, ranked.host, ranked.world) == ((3096, 3097), "node12", 64)
     assert merged.pids == ()
     assert pid_ranks([ranked, merged]) == {3096: 3, 3097: 3}
+
+
+RAY = "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer"
+
+
+def test_a_list_of_possible_causes_is_a_guess(tmp_path):
+    assert (one(tmp_path, RAY + "\n").category, one(tmp_path, RAY + "\n").weight) == (
+        "host_oom",
+        0.5,
+    )
+
+
+def test_a_retry_weighs_less_than_the_call_given_up(tmp_path):
+    text = "NCCL INFO Call to connect returned Connection refused, retrying\n"
+    text += "NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused\n"
+    assert [c.weight for c in claims(tmp_path, text)] == [1.5, 2]
+
+
+def test_all_culprits_of_a_line_are_named(tmp_path):
+    text = (
+        "error msg: Culprit rank 22; Error type: SIZE_OR_SYNTAX_MISMATCH, Culprit rank 110; Error\n"
+    )
+    found = one(tmp_path, text, "analysis.txt")
+    assert (found.category, set(found.named)) == ("desync", {22, 110})

@@ -51,11 +51,14 @@ def test_what_lies_above_the_folder_that_was_named_says_nothing():
     ("line", "rank"),
     [
         ("[rank3]: ValueError: x", 3), ("[default7]:loss", 7), ("[local_rank:2] x", 2),
-        ("[1,12]<stderr>: x", 12), ("[E ProcessGroupNCCL.cpp:1] [Rank 5] Watchdog", 5),
+        ("[1,12]<stderr>: x", 12), ("2019-06-02T16:13Z: [1,13]<stdout>:x", 13),
+        ("[E ProcessGroupNCCL.cpp:1] [Rank 5] Watchdog", 5),
         ("[PG 0 Rank 9] x", 9), ("[PG ID 2 PG GUID 3(mesh_tp) Rank 17] x", 17),
         ("(Worker rank=4 pid=9) x", 4), ("[2026-01-01 10:00 rank:6] x", 6), ("rank 8: starting", 8),
         ("2026-01-01 INFO - rank_2 loss", 2), ("12: Traceback", 12),
-        ("error on Rank = 31 here", 31),
+        ("error on Rank = 31 here", 31), ("[155] crow-19:5330:7970 [3] NCCL WARN x", 155),
+        ('{"state": "FAILED", "global_rank": 3, "local_rank": 1}', 3), ('{"rank": "14"}', 14),
+        ('{"local_rank": 1}', None), ("[155] something else", None),
         ("no such thing", None), ("rankings 5", None), ("", None), ("10:22:01 step", None),
         ("[rank12345678] too large", None),
     ],
@@ -76,6 +79,9 @@ def test_the_prefix_counts_and_not_the_rank_that_the_message_is_about():
         ("2026-01-01T10:00:00 n3 kernel: x", "n3"), ("hostname = worker-2.local", "worker-2.local"),
         ("srun: error: nid0123: task 4: Killed", "nid0123"), ("10.0.0.7: Traceback", "10.0.0.7"),
         ("CANCELLED ON node17 AT", "node17"), ("host-4: x", "host-4"), ("gpu12: x", "gpu12"),
+        ("[1,12]<stdout>:node-a:815:864 [0] transport/net_ib.cu:80 NCCL WARN x", "node-a"),
+        ("worker-0: worker-0:19:21 [5] NCCL WARN x", "worker-0"),
+        ('{"hostname": "host-a", "state": "FAILED"}', "host-a"),
         ("plain text", ""), ("[rank3]: x", ""),
     ],
 )  # fmt: skip
@@ -114,7 +120,7 @@ def test_listed_ranks_are_numbers(text, ranks):
     [
         (" iteration 12/ 500 | lm loss: 2.1", True), ("step 7: loss=2.0", True), ("iter: 3", True),
         ("12.5 it/s", True), ("1.1 s/it", True), ("900 tokens/s", True), ("loss: -0.5", True),
-        ("step 7 of the guide", False), ("lossless", False),
+        ("Iteration took 32.7 s.", True), ("step 7 of the guide", False), ("lossless", False),
         ("the loss was nan", False), ("", False),
     ],
 )  # fmt: skip

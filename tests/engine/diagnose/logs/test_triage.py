@@ -143,3 +143,40 @@ def test_a_candidate_has_the_ranks_of_its_strong_claims_only():
     )  # fmt: skip
     assert found.ranks == (1, 2)
     assert (found.score, found.best.rank, len(found.claims)) == (3, 1, 4)
+
+
+WAIT = (
+    "[rank{r}]:[E1] [Rank {r}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)\n"
+)
+RETOLD = (
+    "RuntimeError: NCCL error in: NCCLUtils.hpp:317, unhandled system error, NCCL version 2.7.8\n"
+)
+MENU = "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer\n"
+
+
+def category(root, text):
+    return read(root, {"job.log": text}).findings[0].category
+
+
+def test_what_follows_a_time_out_is_not_its_cause(tmp_path):
+    assert category(tmp_path, WAIT.format(r=2) + RETOLD) == "unknown_hang"
+    assert category(tmp_path, WAIT.format(r=2) + MENU) == "unknown_hang"
+    assert category(tmp_path, WAIT.format(r=2) + f"[rank5]: {OOM}\n") == "cuda_oom"
+
+
+def test_what_stands_before_a_time_out_or_without_one_may_be(tmp_path):
+    assert category(tmp_path, RETOLD + WAIT.format(r=2)) == "net_config"
+    assert category(tmp_path, RETOLD) == "net_config"
+    assert category(tmp_path, MENU) == "host_oom"
+
+
+def test_of_several_waits_the_one_that_names_its_call_is_shown(tmp_path):
+    text = "[E1] Some NCCL operations have failed or timed out.\n" + WAIT.format(r=0)
+    assert read(tmp_path, {"job.log": text}).findings[0].evidence[0].line == 2
+
+
+def test_a_task_that_sends_no_heartbeat_is_the_silent_one(tmp_path):
+    text = "Task /job:jax_worker/replica:0/task:37 heartbeat timeout. The task has failed\n"
+    first = read(tmp_path, {"job.log": text}).findings[0]
+    assert (first.category, first.ranks) == ("unknown_hang", (37,))
