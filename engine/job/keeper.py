@@ -6,6 +6,7 @@ can read, brings a dead server back, and ends when nobody has written a beat for
 is killed itself, the driver has another one take over its server's address and data.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ from engine.comm.resp import Client, parse_url
 from engine.errors import EngineError, MissingError
 from engine.job.lease import beats_key
 from engine.spec.base import Noun
+
+logger = logging.getLogger(__name__)
 
 FILE = "join.json"
 _START_S = 20.0
@@ -104,7 +107,7 @@ def _server(host: str, data: str) -> EmbeddedRedis:
         try:
             return EmbeddedRedis(host=host, again=Path(data))
         except (OSError, ValueError, MissingError) as error:
-            print(f"a new server, since {data} cannot be taken over: {error}", file=sys.stderr)
+            logger.warning("a new server, since %s cannot be taken over: %s", data, error)
     return EmbeddedRedis(host=host)
 
 
