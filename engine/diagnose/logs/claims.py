@@ -182,6 +182,8 @@ def _bus(text: str) -> str:
     return f"{address}.0" if address.count(":") == 2 and "." not in address else address
 
 
+_APPENDED = re.compile(r"[.;] +hint: .*", re.IGNORECASE)
+"""Advice after a report does not make the report advice."""
 _CULPRITS = re.compile(r"\bCulprit rank (\d{1,7})\b")
 """torch's reader of flight-recorder dumps names several in one line."""
 _REMARK = re.compile(
@@ -197,7 +199,7 @@ _ECHO = re.compile(r"(?:^|[\]:)|])\s{4,}(?:raise|return|assert|self\.|[\w.]+\(|\
 
 def _is_remark(text: str) -> bool:
     """Advice or a caught error: the line itself says that nothing ended here."""
-    return _REMARK.search(text) is not None
+    return _REMARK.search(_APPENDED.sub("", text)) is not None
 
 
 def _went_on(scan: FileScan, hit: Hit, rank: int | None) -> bool:

@@ -46,7 +46,9 @@ _STEMS = (
     b"not equal", b"only has", b"utilizing", b"not ready", b"imex", b"parallel dims", b"is empty",
     b"order differs", b"not respond", b"exceed", b"unexpected", b"no device", b"no interface",
     b"drain", b"peration now in", b"neither af", b"loader_next", b"fetch_next", b"train_batch",
-    b"heartbeat", b"no child", b"not registered", b"allocate", b"create new", b"culprit",
+    b"heartbeat", b"no child", b"not registered", b"allocate",
+    b"node_fail", b"state:", b"state=", b"reason=", b"out_of_me", b"lame workers",
+    b"create new", b"culprit",
 )  # fmt: skip
 """Pieces of lower-cased words, one of which every rule needs (a test checks the table)."""
 _WORDS = re.compile(

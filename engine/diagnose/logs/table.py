@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
     _r("driver_stack", 3, r"CUDA driver version is insufficient|system not yet initialized|cudaErrorSystemNotReady|unsupported display driver|forward compatibility was attempted|Driver/library version mismatch|couldn't communicate with the NVIDIA driver|API mismatch: the client has|Found no NVIDIA driver|no NVIDIA driver on your system|driver on your system is too old|compiled with an unsupported toolchain|no kernel image is available"),
     _r("driver_stack", 3, r"fabric ?manager.*(?:not running|inactive|failed|error|mismatch|not (?:been )?(?:start|init)\w*|version)|Failed to start .*fabric ?manager|fabric state.*(?:not started|in progress|failed)"),
     _r("driver_stack", 3, r"error in the Fabric Manager|fabric manager .*(?:don't|does not|doesn't) match|IMEX (?:channel|domain|daemon).*(?:configuration|not|fail|error)|/dev/nvidia-caps-imex-channels"),
-    _r("driver_stack", 3, r"Call to ibv_reg_dmabuf_mr failed .*not supported", needs="dmabuf"),
+    _r("driver_stack", 3, r"ibv_reg_dmabuf_mr\b.*fail.*(?:Bad address|Invalid argument|not supported)|ibv_reg_\w+\b.*fail.*Bad address", needs="ibv_reg"),
     _r("driver_stack", 2, r"Couldn't (?:allocate|register) (?:GPU )?MR\b", needs="MR"),
     _r("driver_stack", 2, r"nvls\.cc\S* NCCL WARN Cuda failure|NCCL WARN .*NVLS.*(?:fail|error)", needs="NCCL"),
     _r("driver_stack", 2, r"modprobe: (?:ERROR|FATAL).*(?:nvidia|gdrdrv|peermem|amdgpu)|Cuda failure.*'(?:unknown error|initialization error|operation not permitted|API call is not supported|OS call failed|invalid device function)|nvidia-persistenced failed|NVRM: API mismatch|DKMS.*(?:fail|error)"),
@@ -91,6 +91,7 @@ RULES: tuple[Rule, ...] = (
     _r("shm_limit", 2, r"attaching to shared memory segment|TL_SHM ERROR|attach to shmseg|Caught signal 7\b|failed to extend .*nccl|shmget|shmat\b.*fail|No space left on device: '?/(?:dev|run)/shm"),
     # --- host memory
     _r("host_oom", 3, r"invoked oom-killer|oom-kill:|Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory|oom_reaper: reaped process (?P<reaped>\d+)|OOMKilled|oom[-_ ]kill\w* event|Exceeded (?:job|step) memory limit|exceeded memory limit|low on memory|low on resource: \[?memory|MemoryPressure|Out Of Memory.*(?:task|step|job)|(?:task|step|job).*Out Of Memory|out-of-memory handler"),
+    _r("host_oom", 3, r"(?-i:\bOUT_OF_ME(?:MORY\b|\+))"),
     _r("host_oom", 3, r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) (?:is|was) killed by signal: Killed", needs="DataLoader"),
     _r("host_oom", 2, r"(?:exit ?|return |error )code *[:=]? *-9\b|exit(?:ed)?(?: with)?(?: exit)? ?code *[:=]? *137\b|Signal 9 \(SIGKILL\)|signal: 9\b|exitcode=-9|status=137", needs="ode"),
     _r("host_oom", 2, r"Signal 9 \(SIGKILL\)|killed by signal 9\b|signal=9\b", needs="ignal"),
@@ -113,6 +114,7 @@ RULES: tuple[Rule, ...] = (
     _r("ckpt_corrupt", 2, r"EOFError: Ran out of input|pickle data was truncated|BadZipFile|unexpected EOF, expected|invalid load key|failed reading file data/"),
     # --- scheduler, operator, platform
     _r("scheduler", 3, r"^(?!.*got preempted, or crashed).*(?:DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAIL\w*|TASK FAIL\w*)|JOB \S+ (?:\S+ )?ON \S+ CANCELLED AT|preempting to accommodate|PreemptionByScheduler|DeletionByTaintManager|EvictionByEvictionAPI|TerminationByKubelet|imminent node shutdown|interruption notice|job is preempted|(?<!no )\bpreempt(?:ed|ion)\b.*(?:job|signal|node|pod|requeue|notice|by)|(?:job|pod|node|instance|workload)\b.*\bpreempt|being preempted|requeu(?:e|ed|ing)\b|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|exceeded (?:its )?(?:wall ?time|time limit|deadline)|walltime|time limit reached|MaxRuntimeExceeded|maximum (?:run ?time|duration)|job (?:time|run ?time) (?:limit|exceeded)|(?:SIG\w+|killed|terminated|cancel\w*|slurm)\b.*\btime limit|TaintManagerEviction|NodeShutdown|node is (?:shutting down|being drained)|Spot\b.*(?:interruption|reclaim|terminat)|instance-action|maintenance event|activeDeadlineSeconds|DeadlineExceeded: Job|scancel|qdel|Evicted: |was evicted|pod .*evict)"),
+    _r("scheduler", 3, r"(?-i:\bPREEMPTED\b|\bNODE_FAIL\b)|\bJob ?State[:=] ?(?:TIMEOUT|DEADLINE|CANCELLED)|\bState: (?:TIMEOUT|CANCELLED) \(|\bReason=(?:TimeLimit|NodeFail|Preempt\w*)\b"),
     _r("scheduler", 2, r"FailedScheduling|NodeNotReady|Node failure on|node \S+ (?:is|was) (?:drained|cordoned|not ready)|marked dead because the autoscaler"),
     _r("scheduler", 1, r"\bCANCELLED AT\b"),
     # --- files that only some nodes see
@@ -127,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     _r("nic_link", 2, r"Transport retry count exceeded|Work completion status: (?:remote|unreachable|local)|wait_func.*timeout\. Will cause a leak|link_downed[ :=]+[1-9]|port .* (?:is |in state )(?:down|not active)|cxi.*(?:fatal|retry|link (?:is )?down)|endpoint timeout"),
     # --- NCCL's RAS and its like: who is behind, without a word why
     _r("unknown_hang", 1, r"task:(?P<rank>\d+) heartbeat timeout", needs="heartbeat"),
-    _r("unknown_hang", 1, r"\b(?:no|missed|missing|lack of) heartbeats?\b"),
+    _r("unknown_hang", 1, r"\b(?:no|missed|missing|lack of) heartbeats?\b|\blame workers found"),
     _r("unknown_hang", 2, r"ranks? (?:have|has) launched up to operation|members? at operation|(?:members?|ranks?) .*\b(?:behind|at operation N?-\d)|communicator.*(?:incomplete|mismatch|missing ranks)"),
     # --- network set-up
     _r("net_config", 3, r"Unable to find address for|no socket interface found|No (?:usable )?(?:listen )?interface|interface \S+ (?:not found|does not exist)|Unable to find interface|makeDeviceForInterface|No interface .*(?:match|found)|NCCL_(?:SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|TOPO_FILE|NET)\b.*(?:not|invalid|wrong|no |fail|could)|ibv_modify_qp.*(?:fail|error)|ibv_query_gid.*fail|GID (?:index|table).*(?:invalid|not|wrong|mismatch)|invalid GID|MTU.*mismatch|mismatch\w*.*MTU|path ?mtu|XML.*(?:topo|could not|error)|Could not open XML|topology file.*(?:not|fail|invalid)|Address family .*(?:not supported|mismatch)|Gloo connectFullMesh failed|GID table change|(?:find|match|get|read|query) (?:a |the )?(?:valid )?GID\b|failed to modify QP to RT[RS]|network device not available|no eligible providers|provider .*not found|[Nn]o (?:device|interface)s? found (?:matching|for)|couldn't find interface|no usable (?:NIC|network)|Unable to (?:resolve|determine) (?:the )?(?:address|interface)|mixed? .*(?:IPv4|IPv6)"),

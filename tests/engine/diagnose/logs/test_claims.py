@@ -164,3 +164,9 @@ def test_all_culprits_of_a_line_are_named(tmp_path):
     )
     found = one(tmp_path, text, "analysis.txt")
     assert (found.category, set(found.named)) == ("desync", {22, 110})
+
+
+def test_a_hint_after_a_report_leaves_it_a_report(tmp_path):
+    report = "TPU VM a is in PREEMPTED state. Skipping. Hint: see the docs.\n"
+    assert one(tmp_path, report, "job.log").weight == 3
+    assert one(tmp_path, f"hint: {OOM}\n", "job.log").weight == 0.1
