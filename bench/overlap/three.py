@@ -119,18 +119,22 @@ def main() -> int:
     start_world(rank, world, meet, backend="gloo", timeout_s=120)
     mesh = build_mesh(LAYOUT, rank, backend="gloo", timeout_s=120)
     rate = a.rate * 1e6 / 8 * 0.955  # what is left of a link under TCP and Ethernet headers
-    # Next to no bytes: what the host adds to an action that exchanges.
-    small = ThreeCase(rank, mesh, rate, 0.03, 0.0, overlap=True, hidden=8)
-    per_rank = 2 * small.program.chunks // LAYOUT.pp * MICROBATCHES
+
+    def case_of(forward_s: float, own_s: float, *, overlap: bool, hidden: int) -> ThreeCase:
+        return ThreeCase(rank, mesh, rate, forward_s, own_s, overlap=overlap, hidden=hidden)
+
+    case = case_of(1.0, 0.0, overlap=True, hidden=64)
+    per_rank = 2 * case.program.chunks // LAYOUT.pp * MICROBATCHES
+    wire_s = mean_s(case.wire_s, mesh) + case.tp_wire_s()
+    forward_s = a.ratio * wire_s / (3 * per_rank / 2)
+    # The same step with next to no bytes: what the host adds to an action that exchanges.
+    small = case_of(forward_s, 0.0, overlap=True, hidden=8)
     own_s = mean_s((small.measured_s() - small.said_s(transfers=False)) / per_rank, mesh)
     found = {}
     for overlap in (True, False):
-        case = ThreeCase(rank, mesh, rate, 1.0, own_s, overlap=overlap, hidden=64)
-        wire_s = mean_s(case.wire_s, mesh) + case.tp_wire_s()
-        forward_s = a.ratio * wire_s / (3 * per_rank / 2)
-        case = ThreeCase(rank, mesh, rate, forward_s, own_s, overlap=overlap, hidden=64)
-        found[overlap] = (case, case.measured_s(), wire_s)
-    (case, on_s, wire_s), (_, off_s, _) = found[True], found[False]
+        case = case_of(forward_s, own_s, overlap=overlap, hidden=64)
+        found[overlap] = (case, case.measured_s())
+    (case, on_s), (_, off_s) = found[True], found[False]
     said_s = case.said_s(transfers=True)
     if rank == 0:
         print(
