@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill_all
 from bench.faults.net import Network
+from bench.faults.processes import node_family, rank_pid
 from engine.job.drills import family_of
 from engine.job.incident import Incident, Recovery, read_recoveries
 from engine.job.keeper import read_join
@@ -158,27 +159,11 @@ class Job:
 
     def pids(self, node: str) -> list[int]:
         """Executor of a node and all below it."""
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[:3] == [sys.executable.encode(), b"-m", b"engine.job.join"] and (
-                words[3:5] == [str(self.folder).encode(), node.encode()]
-            ):
-                return family_of(int(path.name))
-        return []
+        return node_family(self.folder, node)
 
     def rank_pid(self, rank: int) -> int:
-        """Process of a rank, found by its log."""
-        log = str(self.folder / "log" / f"rank-{rank:05d}.log")
-        for path in Path("/proc").glob("[0-9]*/fd/1"):
-            try:
-                if os.readlink(path) == log:
-                    return int(path.parts[2])
-            except OSError:
-                continue
-        return 0
+        """Process of a rank."""
+        return rank_pid(self.folder, rank)
 
     def redis_pid(self) -> int:
         """The server below the keeper."""

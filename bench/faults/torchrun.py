@@ -29,6 +29,7 @@ from pathlib import Path
 
 from bench.faults.inject import kill, kill_all
 from bench.faults.net import Network
+from bench.faults.processes import node_family, rank_pid
 from engine.job.drills import family_of
 from engine.job.incident import read_recoveries
 from engine.job.view import read_view
@@ -140,28 +141,13 @@ class Ours(Job):
 
     def rank_pid(self, rank: int) -> int:
         """By the log that it writes."""
-        log = str(self.folder / "log" / f"rank-{rank:05d}.log")
-        for path in Path("/proc").glob("[0-9]*/fd/1"):
-            try:
-                if os.readlink(path) == log:
-                    return int(path.parts[2])
-            except OSError:
-                continue
-        return 0
+        return rank_pid(self.folder, rank)
 
     def family(self, index: int) -> list[int]:
         """The executor and all below it."""
         view = read_view(self.folder)
         carrying = [n.node for n in view.nodes if n.ranks] if view else []
-        name = carrying[index].encode()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[1:5] == [b"-m", b"engine.job.join", str(self.folder).encode(), name]:
-                return family_of(int(path.name))
-        return []
+        return node_family(self.folder, carrying[index])
 
     def again(self, when: float) -> tuple[float, int] | None:
         """From the incident's record."""

@@ -24,7 +24,7 @@ from engine.job.keeper import Join, find_or_start, write_join
 from engine.job.lease import LEASE_S, Lease
 from engine.job.link_redis import BeatHub, RedisNodeLink
 from engine.job.nodes import Link, Node
-from engine.job.server import Server
+from engine.job.server import Server, ServerLost
 from engine.job.start import StartRecord
 from engine.spec.recipe import Recipe
 
@@ -62,20 +62,15 @@ class Kept:
     @property
     def is_alive(self) -> bool:
         """Whether the keeper runs; of one on another machine nothing is known, so yes."""
-        if self._join.machine != socket.gethostname():
-            return True
-        try:
-            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)  # a dead child is still a process
-        except OSError:
-            return Path(f"/proc/{self.pid}").exists()
+        return self._join.machine != socket.gethostname() or self._is_here
 
     def restart(self) -> float:
-        """Have another keeper; returns seconds. MissingError if the server's data are lost."""
+        """Have another keeper; returns seconds. ServerLost if address or data are gone."""
         begin = time.monotonic()
         join = find_or_start(self._folder, self._job, self._host)
         if join.redis != self._join.redis:
-            raise MissingError(
-                "its keeper was killed and its data are gone",
+            raise ServerLost(
+                "the job's Redis is lost: its keeper was killed and its data are gone",
                 remedy="start the run again: it goes on from its newest checkpoint",
             )
         self._join = join
@@ -83,9 +78,17 @@ class Kept:
 
     def end(self) -> None:
         """The job is over: the keeper ends its server."""
-        if self._join.machine == socket.gethostname():
+        if self._join.machine == socket.gethostname() and self._is_here:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGTERM)
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the number is still that of a keeper; a dead child's command line is empty."""
+        try:
+            return b"engine.job.keeper" in Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
 
 
 class RemotePlace:

@@ -18,6 +18,10 @@ from engine.spec.recipe import Recipe
 _AGAIN_S = 0.5
 
 
+class ServerLost(MissingError):
+    """The server is gone with its address and data: this start of the job cannot go on."""
+
+
 class Mendable(Protocol):
     """What brings a server back: the server itself, or the process that keeps it."""
 
@@ -30,7 +34,10 @@ class Mendable(Protocol):
         """Whether that process runs."""
 
     def restart(self) -> float:
-        """Bring it back; returns seconds. MissingError if that cannot be."""
+        """Bring it back; returns seconds.
+
+        Raises MissingError if that cannot be now, ServerLost if it can never be.
+        """
 
 
 class Server:
@@ -47,12 +54,17 @@ class Server:
         return self._own.pid if self._own else 0
 
     def mend(self) -> str:
-        """Bring the private server back if it died; says so, or what stands in the way."""
+        """Bring the private server back if it died; says so, or what stands in the way.
+
+        ServerLost if it is gone for good.
+        """
         if self._own is None or self._own.is_alive or time.monotonic() - self._tried < _AGAIN_S:
             return ""
         self._tried = time.monotonic()
         try:
             seconds = self._own.restart()
+        except ServerLost:
+            raise
         except MissingError as error:
             return f"Redis is gone and does not come back: {error.what}"
         self.restarts += 1

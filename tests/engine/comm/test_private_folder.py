@@ -55,14 +55,19 @@ def test_what_has_no_owner_s_file_or_is_no_folder_stays(own_space: Path) -> None
     assert (elsewhere / "owner").exists()
 
 
-@pytest.mark.multi
-def test_one_whose_owner_was_killed_goes_with_the_next(own_space: Path) -> None:
+def owned(space: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process and the folder that it holds."""
     owner = subprocess.Popen(
         [sys.executable, "-c", _HOLD], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"TMPDIR": str(own_space)},
+        env=os.environ | {"TMPDIR": str(space)},
     )  # fmt: skip
     assert owner.stdout is not None
-    left = Path(owner.stdout.readline().strip())
+    return owner, Path(owner.stdout.readline().strip())
+
+
+@pytest.mark.multi
+def test_one_whose_owner_was_killed_goes_with_the_next(own_space: Path) -> None:
+    owner, left = owned(own_space)
     assert sweep("msctl-test-") == []
     owner.send_signal(signal.SIGKILL)
     owner.wait()
@@ -74,12 +79,7 @@ def test_one_whose_owner_was_killed_goes_with_the_next(own_space: Path) -> None:
 
 @pytest.mark.multi
 def test_one_whose_owner_was_killed_can_be_taken_over(own_space: Path) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", _HOLD], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"TMPDIR": str(own_space)},
-    )  # fmt: skip
-    assert owner.stdout is not None
-    left = Path(owner.stdout.readline().strip())
+    owner, left = owned(own_space)
     with pytest.raises(BlockingIOError):
         PrivateFolder.adopt(left)
     owner.send_signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from engine.comm.embedded_redis import find_server
 from engine.errors import MissingError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
+from engine.job.keeper import read_join
 from engine.job.remote import ProcessLauncher, RemotePlace
 from engine.job.run import prepare_folder
 from engine.job.view import read_view
@@ -116,3 +118,34 @@ def test_a_rank_that_died_while_nobody_was_in_charge_is_named_by_the_next_driver
     assert recovery.incident.nodes == ("node-1",)
     assert recovery.incident.step == reached
     assert recovery.steps_lost == reached - recovery.resumed_from
+
+
+def test_a_job_whose_redis_is_lost_for_good_ends_with_the_reason_and_can_be_started_again(
+    tmp_path: Path,
+):
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+    one = made(40, checkpoint={"every": 5}, job={"nodes": 2}, data={"loader": "rank"})
+    prepare_folder(tmp_path, one)
+    first = subprocess.Popen(
+        [sys.executable, "-c", _DRIVE, str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: steps(tmp_path) >= 8)
+        join = read_join(tmp_path / "join.json")
+        pids = [rank_pid(tmp_path, rank) for rank in (0, 1)]
+        shutil.rmtree(join.data)
+        os.kill(join.keeper_pid, signal.SIGKILL)
+        _, said = first.communicate(timeout=120)
+    finally:
+        first.kill()
+    assert first.returncode != 0
+    assert "the job's Redis is lost" in said
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    place = RemotePlace(ProcessLauncher(), host="127.0.0.1", lease_s=1.0)
+    second = Driver(load_recipe(tmp_path / "recipe.toml"), tmp_path, Watch(), place=place)
+    result = second.run(steps=0, resume="auto")
+    assert (result.ended, result.steps) == ("done", 40)
+    wait_until(lambda: not (tmp_path / "join.json").exists())
