@@ -23,6 +23,7 @@ from pathlib import Path
 from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill_all
 from bench.faults.net import Network
 from bench.faults.processes import node_family, rank_pid
+from bench.faults.rows import append_rows, read_rows
 from engine.job.drills import family_of
 from engine.job.incident import Incident, Recovery, read_recoveries
 from engine.job.keeper import read_join
@@ -242,7 +243,7 @@ def batch(out: Path, faults: list[str], seed: int, net: Network) -> None:
         _run_batch(Job(folder, drills), faults, drills, rng, net, rows, seed)
     mine = losses(folder)
     equal = bool(mine) and mine == losses(reference(out, len(mine)))[: len(mine)]
-    write_rows(out, [row | {"bitwise": equal, "steps": len(mine)} for row in rows])
+    append_rows(out, [row | {"bitwise": equal, "steps": len(mine)} for row in rows])
     print(f"batch {seed}: {len(mine)} steps, losses bitwise equal: {equal}", flush=True)
 
 
@@ -310,7 +311,7 @@ def endings(out: Path, fault: str, seed: int) -> None:
     }  # fmt: skip
     row["passed"] = code == 1 and row["located"] and len(found) <= _MOST_TRIES
     print(json.dumps(row), flush=True)
-    write_rows(out, [row])
+    append_rows(out, [row])
 
 
 def _strike(job: Job, text: str) -> tuple[float, int]:
@@ -374,18 +375,6 @@ def main() -> None:
             if time.monotonic() > end:
                 return
             endings(args.out, fault, int(time.time()) % 1_000_000 + number)
-
-
-def read_rows(out: Path) -> list[dict]:
-    """All rows so far."""
-    path = out / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def write_rows(out: Path, rows: list[dict]) -> None:
-    """Append them."""
-    with (out / "rows.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from bench.faults.inject import kill_all
+from bench.faults.rows import append_rows, read_rows
 from engine.job.incident import read_recoveries
 from engine.job.view import read_view
 from engine.train.metrics import read_metrics
@@ -156,12 +157,6 @@ def whole(out: Path, text: str) -> Path:
     return folder
 
 
-def read_rows(out: Path) -> list[dict]:
-    """All jobs so far."""
-    path = out / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(prog="bench.faults.driver_kills")
@@ -183,8 +178,7 @@ def main() -> None:
         seed = int(time.time())
         row = disturb(args.out, seed, min(left, args.each), args.longest, text)
         print(json.dumps(row), flush=True)
-        with (args.out / "rows.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(args.out, [row])
 
 
 if __name__ == "__main__":

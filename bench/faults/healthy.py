@@ -24,6 +24,7 @@ from pathlib import Path
 from bench.faults.campaign import NODES, RECIPE, SPARES, Job
 from bench.faults.inject import kill
 from bench.faults.net import Network
+from bench.faults.rows import append_rows, read_rows
 
 _START_S, _LOOK_S = 300.0, 0.25
 _BURN = "while True: pow(3, 1000000, 7919)"
@@ -79,12 +80,6 @@ def stretch(out: Path, minutes: float, others: int) -> dict:
     }  # fmt: skip
 
 
-def read_rows(out: Path) -> list[dict]:
-    """All stretches so far."""
-    path = out / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def table(rows: list[dict]) -> str:
     """As Markdown: all stretches without and with other programs."""
     lines = ["| other programs | healthy for | steps | load up to | alarms | nodes suspected "
@@ -110,8 +105,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     row = stretch(args.out, args.minutes, args.busy)
     print(json.dumps(row), flush=True)
-    with (args.out / "rows.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    append_rows(args.out, [row])
     print(table(read_rows(args.out)))
 
 

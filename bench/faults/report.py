@@ -1,13 +1,13 @@
-"""Write measured rows into the page: every table between two marks is made anew from its rows.
+"""Add measured rows to the record and write the page's tables, each between two marks, from it.
 
-    python -m bench.faults.report docs/explanation/fault-campaign.md --campaign build/faults
-        --torchrun build/torchrun --healthy build/healthy --driver-kills build/driver-kills
+    python -m bench.faults.report docs/explanation/fault-campaign.md [--campaign build/faults]
+        [--torchrun build/torchrun] [--healthy build/healthy] [--driver-kills build/driver-kills]
 
-A table whose folder is not given, or has no rows, stays as it is; so does all that people wrote.
+Folders are where benches left rows that the record (`bench/faults/records`) does not have yet. A
+table without any rows stays as it is; so does all that people wrote.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from bench.faults import healthy, torchrun
-from bench.faults.campaign import FAULTS, HARMLESS, read_rows
+from bench.faults.campaign import FAULTS, HARMLESS
+from bench.faults.rows import read_rows, record
 
 MATRIX = {
     "kill": 1, "crash": 1, "segv": 1, "exit0": 1, "exit": 1, "exception": 1, "stop": 2, "hang": 2,
@@ -37,19 +38,15 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(prog="bench.faults.report")
     parser.add_argument("page", type=Path)
-    for name in ("campaign", "torchrun", "healthy", "driver-kills"):
+    for name in TABLES:
         parser.add_argument(f"--{name}", type=Path)
     args = parser.parse_args()
     text = args.page.read_text()
-    made = {
-        "campaign": args.campaign and campaign(read_rows(args.campaign)),
-        "torchrun": args.torchrun and beside(torchrun.read_rows(args.torchrun)),
-        "healthy": args.healthy and stretches(healthy.read_rows(args.healthy)),
-        "driver-kills": args.driver_kills and kills(args.driver_kills),
-    }
-    for name, body in made.items():
-        if body:
-            text = put(text, name, body)
+    for name, make in TABLES.items():
+        folder = getattr(args, name.replace("-", "_"))
+        rows = record(name, read_rows(folder) if folder else ())
+        if rows:
+            text = put(text, name, make(rows))
     args.page.write_text(text)
 
 
@@ -62,19 +59,19 @@ def put(text: str, name: str, body: str) -> str:
     return f"{head}{begin}\n{body.strip()}\n{end}{rest.partition(end)[2]}"
 
 
-def _machine(loads: Iterable[float]) -> str:
-    found = sorted(loads)
+def _machine(rows: list[dict]) -> str:
+    found = sorted(row["load"] for row in rows if "load" in row) or [0.0]
+    commits = list(dict.fromkeys(str(row["commit"]) for row in rows if "commit" in row))
     return (
         f"Machine: {os.cpu_count()} cores, {platform.system()}, Python "
         f"{platform.python_version()}, torch {torch.__version__}; load average "
-        f"{found[0]:.0f} to {found[-1]:.0f}, {statistics.median(found):.0f} in the middle.\n\n"
+        f"{found[0]:.0f} to {found[-1]:.0f}, {statistics.median(found):.0f} in the middle. "
+        f"Source: {', '.join(commits)}.\n\n"
     )
 
 
 def campaign(rows: list[dict]) -> str:
     """A line per fault: how often it was noticed, located, mended, how fast."""
-    if not rows:
-        return ""
     table = [_COLUMNS, ("---",) * len(_COLUMNS), *(_row(fault, rows) for fault in FAULTS)]
     named = [r["located"] for r in rows if "located" in r]
     total = (
@@ -83,7 +80,7 @@ def campaign(rows: list[dict]) -> str:
         f"{sum(map(bool, named))} of {len(named)}.\n"
     )
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
-    return _machine(r["load"] for r in rows) + lines + "\n" + total
+    return _machine(rows) + lines + "\n" + total
 
 
 def _row(fault: str, rows: list[dict]) -> tuple[str, ...]:
@@ -115,20 +112,16 @@ def _times(values: Iterable[float | None]) -> str:
 
 def beside(rows: list[dict]) -> str:
     """Our times and torchrun's."""
-    return _machine(r["load"] for r in rows) + torchrun.table(rows) if rows else ""
+    return _machine(rows) + torchrun.table(rows)
 
 
 def stretches(rows: list[dict]) -> str:
     """How long nothing happened and nothing was said."""
-    return _machine(r["load"] for r in rows if "load" in r) + healthy.table(rows) if rows else ""
+    return _machine(rows) + healthy.table(rows)
 
 
-def kills(out: Path) -> str:
+def kills(rows: list[dict]) -> str:
     """What came of the jobs whose drivers were killed."""
-    path = out / "rows.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if not rows:
-        return ""
     lines = ["| kills | before the first step | steps | processes of a rank at once | starts of "
              "ranks | losses equal |", "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     lines += [
@@ -137,8 +130,12 @@ def kills(out: Path) -> str:
         f"| {'yes' if r['bitwise'] else 'no'} |"
         for r in rows
     ]
-    return "\n".join([*lines, "", f"Kills in all: {sum(r['kills'] for r in rows)}."])
+    total = f"\n\nKills in all: {sum(r['kills'] for r in rows)}."
+    return _machine(rows) + "\n".join(lines) + total
 
+
+TABLES = {"campaign": campaign, "torchrun": beside, "healthy": stretches, "driver-kills": kills}
+"""Name of a record, of its option and of its marks in the page -> what makes its table."""
 
 if __name__ == "__main__":
     main()

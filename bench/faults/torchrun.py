@@ -30,6 +30,7 @@ from pathlib import Path
 from bench.faults.inject import kill, kill_all
 from bench.faults.net import Network
 from bench.faults.processes import node_family, rank_pid
+from bench.faults.rows import append_rows, read_rows
 from engine.job.drills import family_of
 from engine.job.incident import read_recoveries
 from engine.job.view import read_view
@@ -272,12 +273,6 @@ def _until(done: Callable[[], bool], within_s: float) -> bool:
     return False
 
 
-def read_rows(out: Path) -> list[dict]:
-    """All that were measured so far."""
-    path = out / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def table(rows: list[dict]) -> str:
     """As Markdown: medians and worst, by fault and system."""
     lines = ["| fault to first new step | `msctl train` | torchrun |", "| --- | --- | --- |"]
@@ -327,8 +322,7 @@ def main() -> None:
             continue
         row = measure(args.out, system, fault, number, rng)
         print(json.dumps(row), flush=True)
-        with (args.out / "rows.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_rows(args.out, [row])
     print(table(read_rows(args.out)))
 
 

@@ -13,8 +13,19 @@ from engine.schedule.schedule import Schedule
 
 Resource = Literal["core", "wire", "rest"]
 _DONE = 1e-12
-_CROWDING = 0.12
-"""How much a second busy core slows the first: they share memory, and often a physical core."""
+
+
+class Friction(NamedTuple):
+    """What sharing costs, as shares of the work.
+
+    The defaults are what `bench/plan/own.py` shows on two cores: compute of one rank alone, of two
+    at once and of eight at once in a step that is otherwise the same.
+    """
+
+    beside: float = 0.09
+    """A second busy core slows the first: they share memory, and often a physical core."""
+    turns: float = 0.09
+    """Ranks that take turns on a core each find its cache cold."""
 
 
 class Phase(NamedTuple):
@@ -39,7 +50,7 @@ class _Stage:
 
 def shared_makespan_s(
     schedule: Schedule, phases: Callable[[Action], list[Phase]], *, width: int, cores: float,
-    replicas: int = 1,
+    replicas: int = 1, friction: Friction = Friction(),
 ) -> float:  # fmt: skip
     """Seconds of a compute-only schedule run by all replicas at once, on `cores` cores.
 
@@ -55,7 +66,7 @@ def shared_makespan_s(
         open_ = [stage for pipeline in pipelines for stage in pipeline.stages if stage.left]
         if not open_:
             return now
-        rates = _rates(open_, width, cores)
+        rates = _rates(open_, width, cores, friction)
         step = min(s.left[0].seconds / rates[s.left[0].on] for s in open_)
         now += step
         for pipeline in pipelines:
@@ -97,11 +108,14 @@ class _Pipeline:
                 stage.position += 1
 
 
-def _rates(open_: list[_Stage], width: int, cores: float) -> dict[Resource, float]:
+def _rates(
+    open_: list[_Stage], width: int, cores: float, friction: Friction
+) -> dict[Resource, float]:
     """Speed of each resource's work against that of a rank alone."""
     busy = {on: width * sum(s.left[0].on == on for s in open_) for on in ("core", "wire")}
-    at_work = min(cores, busy["core"])
-    slowed = 1.0 + _CROWDING * max(0.0, min(1.0, at_work - 1.0))
+    beside = min(1.0, max(0.0, min(cores, busy["core"]) - 1.0))
+    taking_turns = min(1.0, max(0.0, busy["core"] / cores - 1.0))
+    slowed = 1.0 + friction.beside * beside + friction.turns * taking_turns
     return {
         "core": min(1.0, cores / max(1, busy["core"])) / slowed,
         "wire": 1.0 / max(1, busy["wire"]),

@@ -106,7 +106,7 @@ def this_machine(world: int, *, cores: int) -> ClusterSpec:
         name="cpu", peak_flops_per_s={p: _NOMINAL_CORE for p in ("fp64", "fp32", "bf16")},
         memory_bytes=1 << 34, memory_bytes_per_s=10e9, sustained=0.8,
     )  # fmt: skip
-    link = LinkSpec(bytes_per_s=4e8, latency_s=1e-3)
+    link = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
     return ClusterSpec(
         name="this-machine", nodes=1, gpus_per_node=world, device=device, intra=link, inter=link,
         cores=min(cores, world),

@@ -2,13 +2,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan.cores import Phase, shared_makespan_s
+from engine.plan.cores import Friction, Phase, shared_makespan_s
 from engine.schedule.build import build
 
 
-def seconds(pp, microbatches, *, width=1, cores=8.0, on="core", vpp=1):
+NONE = Friction(0.0, 0.0)
+
+
+def seconds(pp, microbatches, *, width=1, cores=8.0, on="core", vpp=1, friction=NONE):
     schedule = build("auto", pp, vpp, microbatches)
-    return shared_makespan_s(schedule, lambda action: [Phase(on, 1.0)], width=width, cores=cores)
+    return shared_makespan_s(
+        schedule, lambda action: [Phase(on, 1.0)], width=width, cores=cores, friction=friction
+    )
 
 
 def test_one_rank_on_one_core_does_its_work():
@@ -29,7 +34,16 @@ def test_on_two_cores_work_and_bubble_are_both_bounds():
     work, chain = 4 * 2 * 8, 2 * (8 + 3)
     both = seconds(4, 8, cores=2)
     assert both >= max(work / 2, chain)
-    assert both <= 1.13 * (work / 2 + chain)
+    assert both <= work / 2 + chain
+
+
+def test_a_busy_neighbour_and_taking_turns_slow_work_by_their_shares():
+    friction = Friction(beside=0.1, turns=0.2)
+    alone = seconds(1, 4, friction=friction)
+    assert alone == pytest.approx(8.0)
+    assert seconds(1, 4, width=2, cores=2, friction=friction) == pytest.approx(8.0 * 1.1)
+    assert seconds(1, 4, width=4, cores=2, friction=friction) == pytest.approx(16.0 * 1.3)
+    assert seconds(1, 4, width=3, cores=2, friction=friction) == pytest.approx(12.0 * 1.2)
 
 
 def test_a_wire_is_shared_by_the_ranks_of_a_stage():
