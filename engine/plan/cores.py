@@ -16,16 +16,16 @@ _DONE = 1e-12
 
 
 class Friction(NamedTuple):
-    """What sharing costs, as shares of the work.
+    """What sharing costs, as shares of the work."""
 
-    The defaults are what `bench/plan/own.py` shows on two cores: compute of one rank alone, of two
-    at once and of eight at once in a step that is otherwise the same.
-    """
-
-    beside: float = 0.09
+    beside: float
     """A second busy core slows the first: they share memory, and often a physical core."""
-    turns: float = 0.09
+    turns: float
     """Ranks that take turns on a core each find its cache cold."""
+
+
+MEASURED = Friction(beside=0.09, turns=0.09)
+"""From `bench/plan/own.py`: compute of one, two and eight ranks took 1.30, 1.42, 1.55 s a step."""
 
 
 class Phase(NamedTuple):
@@ -50,7 +50,7 @@ class _Stage:
 
 def shared_makespan_s(
     schedule: Schedule, phases: Callable[[Action], list[Phase]], *, width: int, cores: float,
-    replicas: int = 1, friction: Friction = Friction(),
+    replicas: int = 1, friction: Friction = MEASURED,
 ) -> float:  # fmt: skip
     """Seconds of a compute-only schedule run by all replicas at once, on `cores` cores.
 

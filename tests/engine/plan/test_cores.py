@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from engine.plan.cores import Friction, Phase, shared_makespan_s
 from engine.schedule.build import build
 
-
 NONE = Friction(0.0, 0.0)
 
 
