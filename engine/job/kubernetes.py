@@ -124,6 +124,9 @@ class KubernetesLauncher:
         """Apply; pods join when they are scheduled."""
         kubectl("apply", "-f", "-", given=text(manifest(self._recipe, folder.resolve())))
 
+    def adopt(self, folder: Path) -> None:
+        """All objects are found by the recipe's name."""
+
     def replace(self, node: str, why: str) -> None:
         """Nothing new is scheduled there, and the job's pod on it goes, ungracefully."""
         kubectl("cordon", node)

@@ -41,6 +41,9 @@ class Launcher(Protocol):
     def start(self, folder: Path, count: int) -> None:
         """Have so many nodes join the job of this folder."""
 
+    def adopt(self, folder: Path) -> None:
+        """An earlier driver had them join: know what it takes to replace and to stop them."""
+
     def replace(self, node: str, why: str) -> None:
         """Take a bad node out of use; another may come for it later."""
 
@@ -137,6 +140,8 @@ class RemotePlace:
         """Nodes come by themselves; they are asked for unless they are there already."""
         if self.recall() is None or not self._has_beats():
             self._launcher.start(folder, recipe.job.nodes + recipe.job.spares)
+        else:
+            self._launcher.adopt(folder)
         return []
 
     def newcomers(self) -> list[Node]:
@@ -213,6 +218,9 @@ class NoLauncher:
     def start(self, folder: Path, count: int) -> None:
         """They join by themselves."""
 
+    def adopt(self, folder: Path) -> None:
+        """They joined by themselves."""
+
     def replace(self, node: str, why: str) -> None:
         """It was told to end; nobody brings another."""
 
@@ -243,6 +251,13 @@ class ProcessLauncher:
         self._folder = folder
         for index in range(count):
             self._launch(f"node-{index}")
+
+    def adopt(self, folder: Path) -> None:
+        """Logs of executors tell how often each node has come back."""
+        self._folder = folder
+        for path in (folder / "log").glob("executor-*.log"):
+            place, _, life = path.stem.removeprefix("executor-").partition(".")
+            self._lives[place] = max(self._lives.get(place, 0), int(life) if life else 0)
 
     def _launch(self, name: str) -> None:
         log = self._folder / "log" / f"executor-{name}.log"

@@ -4,6 +4,7 @@ Nothing depends on growing an allocation: a node that fails is drained, its task
 queue by itself and comes as a newcomer from another node; until then a spare carries its ranks.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,11 @@ from engine.spec.recipe import Recipe
 _SAVE_S = 60
 _REASON = 80
 _TIMEOUT_S = 30.0
+_LONGEST_ID = 32
+_ALIVE = "PENDING,RUNNING,CONFIGURING,SUSPENDED"
 SCRIPT = "slurm.sh"
+JOB = "slurm.job"
+"""The number of the array, for the next driver."""
 
 
 def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str:
@@ -57,14 +62,34 @@ class SlurmLauncher:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
+        self._record = Path()
         self.job = ""
 
     def start(self, folder: Path, count: int) -> None:
-        """Submit; nodes join when Slurm starts their tasks."""
+        """Submit, unless what an earlier driver submitted still waits or runs.
+
+        Nodes join when Slurm starts their tasks.
+        """
+        self.adopt(folder)
+        if self.job and call("squeue", "-h", "-t", _ALIVE, "-j", self.job, must=False).strip():
+            return
         (folder / "log").mkdir(parents=True, exist_ok=True)
         path = folder / SCRIPT
         path.write_text(script(self._recipe, folder), encoding="utf-8")
         self.job = call("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+        fresh = self._record.with_suffix(".new")
+        fresh.write_text(self.job + "\n", encoding="ascii")
+        os.replace(fresh, self._record)
+
+    def adopt(self, folder: Path) -> None:
+        """The array that an earlier driver submitted: its queue is emptied at the end."""
+        self._record = folder / JOB
+        try:
+            with self._record.open(encoding="ascii") as file:
+                said = file.read(_LONGEST_ID).strip()
+        except (OSError, UnicodeDecodeError):
+            return
+        self.job = said if said.isdecimal() else ""
 
     def replace(self, node: str, why: str) -> None:
         """Take the node from Slurm's use; what ran there is requeued elsewhere.
@@ -79,6 +104,7 @@ class SlurmLauncher:
         """Tasks end by themselves when told; those that wait in the queue are cancelled."""
         if self.job:
             call("scancel", self.job, must=False)
+            self._record.unlink(missing_ok=True)
 
 
 def call(*command: str, must: bool = True) -> str:

@@ -149,3 +149,16 @@ def test_a_job_whose_redis_is_lost_for_good_ends_with_the_reason_and_can_be_star
     result = second.run(steps=0, resume="auto")
     assert (result.ended, result.steps) == ("done", 40)
     wait_until(lambda: not (tmp_path / "join.json").exists())
+
+
+def test_a_launcher_that_takes_over_brings_nodes_back_into_the_same_folder(tmp_path: Path):
+    (tmp_path / "log").mkdir()
+    for name in ("node-0", "node-1", "node-1.1", "node-1.2", "node-2.1"):
+        (tmp_path / "log" / f"executor-{name}.log").touch()
+    launcher = ProcessLauncher(wrap=lambda node: ["true", node], comes_back=True)
+    launcher.adopt(tmp_path)
+    for node in ("node-0", "node-1.2", "node-2.1"):
+        launcher.replace(node, "lost")
+    launcher.stop()
+    assert set(launcher.processes) == {"node-0.1", "node-1.3", "node-2.2"}
+    assert (tmp_path / "log" / "executor-node-1.3.log").exists()

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from engine.errors import MissingError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
 from engine.job.remote import RemotePlace
-from engine.job.slurm import SlurmLauncher, script
+from engine.job.slurm import JOB, SlurmLauncher, script
 from engine.spec.job import JobSpec
 from engine.train.metrics import StepMetrics, read_metrics
 from tests.engine.health.slurm_cluster import PROGRAMS, Cluster
@@ -62,6 +63,41 @@ def cluster(monkeypatch):
     yield made
     made.call("scancel", "--user=root", must=False)
     made.stop()
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_the_next_driver_finds_the_array_and_submits_no_second(cluster: Cluster, tmp_path: Path):
+    one = msgspec.structs.replace(recipe(), job=JobSpec(nodes=4, spares=1))
+
+    def queued() -> str:
+        return cluster.call("squeue", "-h", "-r", "-o", "%A %T")
+
+    first = SlurmLauncher(one)
+    first.start(tmp_path, 5)
+    assert len(queued().splitlines()) == 5
+    again = SlurmLauncher(one)
+    again.start(tmp_path, 5)
+    assert again.job == first.job
+    assert len(queued().splitlines()) == 5
+    third = SlurmLauncher(one)
+    third.adopt(tmp_path)
+    third.stop()
+    assert not (tmp_path / JOB).exists()
+    end = time.monotonic() + 60
+    while "RUNNING" in queued() or "PENDING" in queued():
+        assert time.monotonic() < end, queued()
+        time.sleep(0.2)
+    third.start(tmp_path, 5)
+    assert third.job != first.job
+
+
+@pytest.mark.parametrize("text", ["", "12; rm -rf", "１２", "-3", "x" * 10_000])
+def test_a_number_of_an_array_that_is_none_is_not_used(tmp_path: Path, text: str):
+    (tmp_path / JOB).write_text(text)
+    launcher = SlurmLauncher(recipe())
+    launcher.adopt(tmp_path)
+    assert launcher.job == ""
 
 
 def processes_on(node: str) -> list[int]:
