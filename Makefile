@@ -11,8 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 # Numeric libraries use the cores by ranks, not by threads within one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast house lint format types docs docs-site docs-check pictures bench \
-	bench-gpu package golden install clean
+.PHONY: help demo test test-fast coverage house lint format types docs docs-site docs-check pictures \
+	bench bench-gpu package golden install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,6 +25,12 @@ test: $(STAMP) ## all tests, the fastest first
 
 test-fast: $(STAMP) ## tests that start no process
 	$(BIN)/pytest -m "not multi and not slow and not native and not gpu"
+
+coverage: $(STAMP) ## lines that tests run, by file (takes longer than make test)
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --sort=cover | tail -40
 
 house: $(STAMP) ## the house rules
 	$(BIN)/pytest tests/house

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from engine.comm.listen import listening_socket
 from engine.errors import RunFailed
 from engine.job.cause import Cause, as_error
 from engine.job.drills import Drills
-from engine.job.incident import Recovery
+from engine.job.incident import Recovery, read_recoveries
 from engine.job.nodes import Node, Nodes
 from engine.job.openmetrics import MetricsPage
 from engine.job.order import Op, Order
@@ -85,6 +87,9 @@ class Driver:
         self.killed_from: int | None = None
         """How many ranks had ended when this driver ended the others."""
         self._warm_noted = False
+        self._record: StartRecord | None = None
+        self._earlier = 0
+        """Number of the last incident before this invocation."""
 
     def run(self, *, steps: int, resume: str) -> RunResult:
         """Start all ranks, keep them going to the end and say how it went.
@@ -123,6 +128,8 @@ class Driver:
 
     def _begin_watch(self, steps: int, resume: str) -> None:
         self._limit, self._resume = steps, resume
+        known = read_recoveries(self.folder)
+        self._earlier = known[-1].incident.number if known else 0
         self._views = ViewWriter(self.folder)
         self.sight = Sight(self)
 
@@ -208,6 +215,10 @@ class Driver:
         if record is None:
             return False
         self.attempt, self.skip = record.attempt, record.skip
+        if record.over:
+            return False
+        self._record, self._earlier = record, record.incidents
+        self.recoverer.remember(read_recoveries(self.folder), after=self._earlier)
         names = record.order
 
         def there() -> bool:
@@ -260,10 +271,11 @@ class Driver:
         self.attempt += 1
         layout, train = self.recipe.layout, self.recipe.train
         blocks = self._blocks()
-        self.place.remember(
-            StartRecord(attempt=self.attempt, order=tuple(self.order), until=self._until,
-                        skip=self.skip)
+        self._record = StartRecord(
+            attempt=self.attempt, order=tuple(self.order), until=self._until, skip=self.skip,
+            incidents=self._earlier,
         )  # fmt: skip
+        self.place.remember(self._record)
         self.nodes.begin(self.attempt, blocks)
         self.nodes_of_start[self.attempt] = tuple(node.name for node, _ in blocks)
         self.killed_from = None
@@ -430,6 +442,8 @@ class Driver:
             if node.state not in ("evicted", "left"):
                 self.tell(node, "end")
                 node.happens("leave")
+        if self._record is not None:
+            self.place.remember(msgspec.structs.replace(self._record, over=True))
         self.place.close()
 
     def _result(self, seconds: float, cause: Cause | None) -> RunResult:

@@ -6,6 +6,7 @@ are heard all the while. Ranks end, nurseries stay: a new start imports nothing.
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,12 @@ class Recoverer:
         """Nodes that failed the newest check; one that only gave no answer may come again."""
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+
+    def remember(self, recoveries: Sequence[Recovery], *, after: int) -> None:
+        """What a driver before this one met in this invocation: budgets and memory go on."""
+        mine = [one for one in recoveries if one.incident.number > after]
+        self.driver.recoveries[:] = mine
+        self.history = [one.incident for one in mine if one.decision is not None]
 
     def recover(self, incident: Incident) -> Cause | None:
         """Bring the job back to running; returns why it could not be, if so."""
