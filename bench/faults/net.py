@@ -4,6 +4,8 @@ Needs root, `ip`, `tc` and `nft`. The host has an address on the switch, where d
 """
 
 import fcntl
+import os
+import shutil
 import subprocess
 
 HOST = "10.77.0.1"
@@ -34,6 +36,9 @@ class Network:
         self.count = count
 
     def __enter__(self) -> "Network":
+        missing = [tool for tool in ("ip", "tc", "nft") if shutil.which(tool) is None]
+        if missing or os.geteuid() != 0:
+            raise SystemExit(f"needs root and {', '.join(missing or ['nothing else'])}")
         self._lock = open(_LOCK, "a")  # held until the end
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # one network at a time on a machine
         self._clean()

@@ -107,10 +107,10 @@ class Sight:
             ):
                 silent = self.silence.silent_s(node.name, now)
                 self.driver.nodes.lose(node, f"no heartbeat for {silent:.1f} s")
-                # it has been under suspicion, for all to see, since then
-                suspected_s = time.time() - (silent - self.driver.recipe.job.silent_s)
-                self._bad_wall_s = self._bad_wall_s or suspected_s
-                if node.ranks:
+                if node.ranks:  # a spare's loss is no incident, and dates none that comes later
+                    # it has been under suspicion, for all to see, since then
+                    suspected_s = time.time() - (silent - self.driver.recipe.job.silent_s)
+                    self._bad_wall_s = self._bad_wall_s or suspected_s
                     found.append(node)
             elif (
                 node.is_here

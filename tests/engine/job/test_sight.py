@@ -1,6 +1,15 @@
-"""Signatures: the same fault looks the same at any step, another rank's does not."""
+"""Signatures: the same fault looks the same at any step, another rank's does not. When it began."""
 
-from engine.job.sight import signature
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.job.driver import Driver, Watch
+from engine.job.nodes import Node
+from engine.job.place import LocalPlace
+from engine.job.sight import Sight, signature
+from tests.engine.train.single import recipe
 
 
 def test_numbers_do_not_count_but_ranks_and_kinds_do():
@@ -20,3 +29,20 @@ def test_the_order_of_ranks_does_not_count_nor_who_meets_a_bug_first():
     assert bug != signature("bug", "rank 0: KeyError: no", (0, 2, 1))
     nan = signature("numbers", "loss of step 9 is nan", (4, 0))
     assert nan == signature("numbers", "loss of step 9 is nan", (0, 4, 5))
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1)])
+def test_only_a_node_with_ranks_dates_an_incident_by_its_silence(tmp_path: Path, ranks):
+    driver = Driver(recipe(), tmp_path, Watch(), place=LocalPlace())
+    sight = Sight(driver)
+    node = Node("node-4", None)  # type: ignore[arg-type]  # nobody talks to it
+    driver.nodes.add(node)
+    node.happens("beat")
+    node.ranks = ranks
+    now = time.monotonic()
+    sight.silence.heard("node-4", now - 600.0)
+    assert sight._silent(now) == ([node] if ranks else [])
+    assert node.state == "lost"
+    later = sight._incident("hang", "no rank moved", ranks=(3,), confidence=0.9)
+    late_s = time.time() - later.time_s
+    assert late_s == pytest.approx(600.0 - driver.recipe.job.silent_s if ranks else 0.0, abs=5.0)
