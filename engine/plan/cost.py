@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.plan.setup import Grid, Job, Num
+from engine.plan.setup import Grid, Job, Num, Recompute
 from engine.spec.model import AttentionCount, ModelSpec
 
 _TILES = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.9), (64.0, 64.0, 0.6))
@@ -39,6 +39,10 @@ _EAGER_RMSNORM_BYTES = 36.0
 
 _EAGER_ROTARY_BYTES = 18.0
 """Per element of q and k: times cosine 2+2, rotated 2+2, times sine 2+2, added 4+2."""
+
+
+PER_OP_GEMMS = 0.35
+"""Share of a layer's forward GEMMs that per-operation recomputation repeats."""
 
 
 class LayerCost(NamedTuple):
@@ -276,6 +280,24 @@ def flops_per_step(job: Job, count: AttentionCount = "full") -> float:
     width = experts.top_k * experts.ffn + experts.shared_ffn - model.ffn
     sparse = model.layers - experts.dense_layers
     return dense + 6.0 * tokens * sparse * gated * model.hidden * width
+
+
+def repeated_flops(job: Job, recompute: Recompute) -> float:
+    """FLOPs of a step that recomputation adds to the model's: a forward is a third of them.
+
+    All of a layer, or the attention core only; where a system chooses by operation, the share of
+    GEMMs that it repeats. Published figures differ: in Korthikanti et al. (table 5) the core counts
+    three times.
+    """
+    model, tokens = job.model, float(job.global_batch * job.model.seq)
+    head = 6.0 * model.vocab * model.hidden * tokens
+    layers = flops_per_step(job) - head
+    if recompute == "full":
+        return layers / 3.0
+    core = (model.flops_per_token("full") - model.flops_per_token("none")) * tokens
+    if recompute == "selective":
+        return (PER_OP_GEMMS * (layers - core) if job.chooses_by_operation else core) / 3.0
+    return 0.0
 
 
 def _credited_span(model: ModelSpec) -> float:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.plan.cost import LayerCost, head_s, layer_cost
+from engine.plan.cost import PER_OP_GEMMS, LayerCost, head_s, layer_cost
 from engine.plan.network import message_s, ring_s
-from engine.plan.setup import SCORES_IN_MEMORY, ZERO_BUBBLE, Grid, Job, Num
+from engine.plan.setup import ZERO_BUBBLE, Grid, Job, Num
 
-_PER_OP_GEMMS, _PER_OP_GATHERS = 0.35, 0.5
-"""Shares of a layer's forward GEMMs and TP traffic that per-operation recomputation repeats."""
+_PER_OP_GATHERS = 0.5
+"""Share of a layer's TP traffic that per-operation recomputation repeats."""
 
 
 class Traffic(NamedTuple):
@@ -185,8 +185,8 @@ def _recompute_s(job: Job, grid: Grid, layer: LayerCost, tp_f: Num) -> Num:
     element-wise, every other GEMM and the gathers in front of them.
     """
     selective: Num = layer.attention_f
-    if job.attention not in SCORES_IN_MEMORY and job.profile.per_op_recompute:
-        selective = layer.elementwise_f + _PER_OP_GEMMS * layer.gemm_f + _PER_OP_GATHERS * tp_f
+    if job.chooses_by_operation:
+        selective = layer.elementwise_f + PER_OP_GEMMS * layer.gemm_f + _PER_OP_GATHERS * tp_f
     full = layer.forward_s + tp_f
     return np.where(grid.recompute == 2, full, np.where(grid.recompute == 1, selective, 0.0))
 

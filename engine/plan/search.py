@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.plan.cost import flops_per_step, mfu
+from engine.plan.cost import flops_per_step, mfu, repeated_flops
 from engine.plan.memory import MARGIN, fits, memory_of, peak_memory
 from engine.plan.price import Price, price
 from engine.plan.profiles import fitted
@@ -265,8 +265,7 @@ def candidate_of(job: Job, layout: PlanLayout, step: Step) -> Candidate:
     memory = peak_memory(job, grid)
     spread = float(np.exp(Z80 * (job.profile.log_error or fitted().log_error)))
     world = layout.world_size
-    busy = step.price.compute_s + step.price.recompute_s
-    again = 1.0 + step.price.recompute_s / busy if busy else 1.0
+    again = 1.0 + repeated_flops(job, layout.recompute) / flops_per_step(job)
     useful = mfu(job, step.step_s, world)
     return Candidate(
         layout=layout,

@@ -162,6 +162,14 @@ class Job(Noun, frozen=True, kw_only=True):
             return RECOMPUTE
         return ("none", "full")
 
+    @property
+    def chooses_by_operation(self) -> bool:
+        """Whether selective recomputation repeats operations of all kinds, not the attention core.
+
+        torchtitan's does; where scores are kept in memory, dropping them comes first.
+        """
+        return self.profile.per_op_recompute and self.attention not in SCORES_IN_MEMORY
+
     def microbatches(self, grid: Grid) -> Num:
         """Forward passes of one replica in a step, padded up where the batch does not divide."""
         return np.maximum(1.0, np.ceil(self.global_batch / (grid.dp * grid.micro_batch)))

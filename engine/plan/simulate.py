@@ -5,6 +5,8 @@ steps are therefore simulated for a few rounds and continued at that rate, which
 with the whole simulation. Paper 2, 3.2.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -213,7 +215,7 @@ def predicted_events(job: Job, layout: PlanLayout) -> list[Event]:
         events.append(_clock(layout, stage, rank))
         rows = [_span_event(span, rank) for span in mine]
         rows += [
-            Event(rank=rank, seq=0, step=0, kind="span", name="wait", stream="compute",
+            Event(rank=rank, seq=0, step=1, kind="span", name="wait", stream="compute",
                   t_ns=round(w.start_s * 1e9), dur_ns=round((w.end_s - w.start_s) * 1e9),
                   attrs={"on": w.cause})
             for w in waits
@@ -221,24 +223,27 @@ def predicted_events(job: Job, layout: PlanLayout) -> list[Event]:
         end = simulation.makespan_s
         for name, seconds in (("optimizer", prices.tail_s), ("clip", 0.0)):
             rows.append(
-                Event(rank=rank, seq=0, step=0, kind="span", name=name, stream="compute",
+                Event(rank=rank, seq=0, step=1, kind="span", name=name,
                       t_ns=round(end * 1e9), dur_ns=round(seconds * 1e9))
             )  # fmt: skip
         total = end + prices.tail_s + prices.tail_dp_s
         rows.append(
-            Event(rank=rank, seq=0, step=0, kind="span", name="step", t_ns=0,
+            Event(rank=rank, seq=0, step=1, kind="span", name="step", t_ns=0,
                   dur_ns=round(total * 1e9))
         )  # fmt: skip
         rows.sort(key=lambda e: e.t_ns)
         events += rows
-    return [_numbered(event, seq) for seq, event in enumerate(events)]
+    return _numbered(events)
 
 
-def _numbered(event: Event, seq: int) -> Event:
-    return Event(
-        rank=event.rank, seq=seq, step=event.step, kind=event.kind, name=event.name,
-        stream=event.stream, t_ns=event.t_ns, dur_ns=event.dur_ns, attrs=event.attrs,
-    )  # fmt: skip
+def _numbered(events: Iterable[Event]) -> list[Event]:
+    """Each rank's events counted from zero, as in the file that a rank writes."""
+    counts: Counter[int] = Counter()
+    numbered = []
+    for event in events:
+        numbered.append(msgspec.structs.replace(event, seq=counts[event.rank]))
+        counts[event.rank] += 1
+    return numbered
 
 
 def _clock(layout: PlanLayout, stage: int, rank: int) -> Event:
@@ -265,7 +270,7 @@ def _span_event(span: Span, rank: int) -> Event:
     if action.microbatch is not None:
         attrs["microbatch"] = action.microbatch
     return Event(
-        rank=rank, seq=0, step=0, kind="span", name=_EVENT_NAMES[action.kind], stream=span.lane,
+        rank=rank, seq=0, step=1, kind="span", name=_EVENT_NAMES[action.kind], stream=span.lane,
         t_ns=round(span.start_s * 1e9), dur_ns=round((span.end_s - span.start_s) * 1e9),
         attrs=attrs,
     )  # fmt: skip

@@ -6,8 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.plan import search as searching
+from engine.plan.cost import repeated_flops
 from engine.plan.explain import _faster
-from engine.plan.search import Space, divisors, enumerate_grid, search
+from engine.plan.search import (
+    Space,
+    broken_rules,
+    describe,
+    divisors,
+    enumerate_grid,
+    refuse,
+    search,
+)
+from engine.plan.setup import PlanLayout, grid_of
 from msctl.ui import encode_json
 from tests.engine.plan.case import job, replace
 
@@ -97,6 +107,77 @@ def test_nothing_fits_is_an_answer():
     assert found.candidates == ()
     assert "memory" in {r.rule for r in found.refusals}
     assert search(job("13b", gpus=8), 8, Space(tp=(3,)), top=1).candidates == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        ("tp divides heads", {"tp": 8}, {"tp": 16}),  # of 40
+        ("tp divides ffn", {"tp": 8}, {"tp": 6}),
+        ("tp stays in a node", {"tp": 8}, {"tp": 40}),
+        ("chunks divide layers", {"pp": 4, "vpp": 5}, {"pp": 4, "vpp": 3}),
+        ("cp divides seq", {"cp": 8}, {"cp": 6}),
+        ("batch divides", {"dp": 16, "micro_batch": 4}, {"dp": 12, "micro_batch": 4}),
+        ("interleaving needs full rounds", {"pp": 4, "vpp": 2, "dp": 16, "micro_batch": 4},
+         {"pp": 5, "vpp": 2, "dp": 16, "micro_batch": 4}),
+    ],
+)  # fmt: skip
+def test_a_rule_refuses_what_breaks_it_and_nothing_else(rule, good, bad):
+    one = job("13b", gpus=64, batch=256)
+    grid = grid_of([PlanLayout(**good), PlanLayout(**bad), PlanLayout()])
+    ((says, hit),) = [(says, hit) for name, says, hit in refuse(one, grid) if name == rule]
+    assert list(hit) == [False, True, False]
+    assert list(broken_rules(one, grid)) == [False, True, False]
+    assert says
+
+
+def test_zero_bubble_needs_full_rounds_too():
+    one = job("13b", gpus=64, batch=256)
+    odd = PlanLayout(pp=5, dp=16, micro_batch=4)
+    grid = grid_of([odd, replace(odd, schedule="zero-bubble"), replace(odd, schedule="gpipe")])
+    assert list(broken_rules(one, grid)) == [False, True, False]
+
+
+def test_a_layout_is_told_in_words():
+    plain = PlanLayout(tp=8, pp=8, vpp=6, dp=192)
+    assert describe(plain) == "tp 8 pp 8 vpp 6 dp 192 micro-batch 1"
+    rich = replace(plain, cp=2, ep=4, micro_batch=2, schedule="zero-bubble", recompute="full")
+    assert describe(rich) == (
+        "tp 8 pp 8 vpp 6 dp 192 cp 2 ep 4 micro-batch 2 zero-bubble recompute full"
+    )
+
+
+def test_the_refusal_of_memory_names_the_smallest_layout_and_what_weighs_most():
+    (refusal,) = [r for r in search(job("175b", gpus=8), 8, Space(), top=1).refusals
+                  if r.rule == "memory"]  # fmt: skip
+    assert "80 GiB (prediction with its margin of 8 %)" in refusal.message
+    assert "the smallest, tp 8 pp 1" in refusal.message
+    assert "of them optimizer; more devices (dp)" in refusal.message
+    (other,) = [r for r in search(job("175b", gpus=8), 8, Space(), top=1).refusals
+                if r.rule == "chunks divide layers"] or [None]  # fmt: skip
+    assert other is None or "e.g. tp" in other.message
+
+
+def test_nothing_to_enumerate_counts_as_one_refusal():
+    (refusal,) = search(job("13b", gpus=8), 8, Space(tp=(3,)), top=1).refusals
+    assert (refusal.rule, refusal.count) == ("degrees multiply to devices", 1)
+    assert "equals 8 devices" in refusal.message
+
+
+def test_full_recomputation_repeats_a_third_as_published_tables_have_it():
+    # llm-foundry's tables: HFU is 1.333 MFU; Megatron's: 96 instead of 72 B L s h^2
+    one = job("13b", gpus=64)
+    found = search(one, 64, Space(tp=(8,), pp=(4,), micro_batch=(1,)), top=60)
+    by_kind = {c.layout.recompute: c for c in found.candidates}
+    assert by_kind["none"].hfu == by_kind["none"].mfu
+    assert by_kind["full"].hfu / by_kind["full"].mfu == pytest.approx(4 / 3, abs=0.01)
+
+
+def test_selective_recomputation_repeats_the_attention_core():
+    one = replace(job("175b", gpus=64), attention="unfused")
+    core = 4.0 * 2048 * 12288 * 96 * one.global_batch * 2048  # 4 s h per token and layer
+    assert repeated_flops(one, "selective") == pytest.approx(core)
+    assert repeated_flops(one, "none") == 0.0
 
 
 def test_the_json_has_the_promised_names():

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +51,26 @@ def test_predicted_events_are_of_the_schema_and_fill_the_step():
     steps = [e for e in events if e.name == "step"]
     assert all(e.dur_ns == pytest.approx(1e9 * length, rel=1e-6) for e in steps)
     assert sum(e.name == "forward" for e in events) == 8 * 8
+    for rank in (0, 16, 32, 48):
+        mine = [e for e in events if e.rank == rank]
+        assert [e.seq for e in mine] == list(range(len(mine))), "as in the file of a rank"
+        assert mine[0].name == "clock"
+        assert {e.step for e in mine[1:]} == {1}, "steps count from one"
+
+
+def test_predicted_waits_and_work_fill_the_compute_lane_of_a_rank():
+    one = job("13b", gpus=64, batch=16)
+    events = simulate.predicted_events(one, PlanLayout(tp=8, pp=4, vpp=2, dp=2))
+    lanes = {e.name: e.stream for e in events}
+    assert {lanes["wait"], lanes["forward"], lanes["backward"]} == {"compute"}
+    assert lanes["optimizer"] == lanes["step"] == "host", "as measured ones"
+    for rank in (0, 48):
+        lane = sorted((e for e in events if e.rank == rank and e.stream == "compute"),
+                      key=lambda e: e.t_ns)  # fmt: skip
+        gaps = [b.t_ns - a.t_ns - a.dur_ns for a, b in pairwise(lane)]
+        assert max(map(abs, gaps)) <= 2, "nothing between them, but for rounding"
+        assert sum(e.name == "wait" for e in lane) > 0
+        assert all(e.attrs["on"] for e in lane if e.name == "wait")
 
 
 def test_exposed_parts_are_within_the_step():
