@@ -164,15 +164,15 @@ def _of_nics(
     learn = min(_LEARN * 4, max(4, len(shape) // 3))
     loss = np.median(shape, axis=1, keepdims=True) - shape
     loss = loss - np.median(loss[:learn], axis=0, keepdims=True)  # a NIC's own constant lag
-    loss_limit = _SHAPE_Z * _spread(loss[:learn]) + 0.01
+    loss_limit = _SHAPE_Z * _spreads(loss[:learn]) + 0.01
     level = volume / np.maximum(np.median(volume, axis=1, keepdims=True), 1e-9)
     own = np.median(level[:learn], axis=0, keepdims=True)
     off = np.abs(level / np.maximum(own, 1e-9) - 1)
-    off_limit = _VOLUME_Z * _spread((level / own - 1)[:learn]) + 0.01
+    off_limit = _VOLUME_Z * _spreads((level / np.maximum(own, 1e-9) - 1)[:learn]) + 0.01
     alarms = []
     for window, nic in zip(*np.nonzero((loss > loss_limit) | (off > off_limit)), strict=True):
         at = (starts[window] + width) * traffic.dt_s
-        by_volume = off[window, nic] > off_limit
+        by_volume = off[window, nic] > off_limit[nic]
         amount = show_ratio(float(level[window, nic]))
         what = f"carries {amount} of the median's bytes" if by_volume else "is out of step"
         alarms.append(Alarm(traffic.nics[nic], at, what))
@@ -199,8 +199,14 @@ def _of_all(traffic: Traffic, period: float, usual: float) -> list[Alarm]:
     return []
 
 
-def _spread(values: NDArray[np.float64]) -> float:
-    return float(1.4826 * np.median(np.abs(values - np.median(values))))
+def _spreads(windows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Deviation of each NIC [windows, nics], no less than that of all of them together.
+
+    A NIC that lags, though it always did, varies more than the others.
+    """
+    own = np.median(np.abs(windows - np.median(windows, axis=0)), axis=0)
+    every = np.median(np.abs(windows - np.median(windows)))
+    return np.asarray(1.4826 * np.maximum(own, every))
 
 
 def traffic_findings(traffic: Traffic, file: str = "") -> list[Finding]:

@@ -3,9 +3,11 @@
 import json
 import random
 
+import numpy as np
 import pytest
 from synthetic import write_run
 
+from engine.diagnose.decline import _gain, _since, _trend
 from engine.diagnose.run import diagnose_run
 from engine.spec.layout import ParallelLayout
 
@@ -58,3 +60,33 @@ def test_one_rank_that_creeps_is_a_straggler_first(tmp_path):
 def test_a_short_run_says_nothing_about_trends(tmp_path):
     run = write_run(tmp_path / "run", LAYOUT, steps=60, factor=lambda r, s: 1 + 0.01 * s)
     assert [f for f in diagnose_run(run).findings if f.category == "perf_drift"] == []
+
+
+def test_a_trend_needs_a_rise_and_a_size():
+    rising = np.linspace(1.0, 1.2, 10)
+    assert _trend(rising) == pytest.approx(rising[-2:].mean() / rising[:2].mean() - 1)
+    assert _trend(rising[::-1]) is None
+    assert _trend(np.linspace(1.0, 1.001, 10)) is None, "too little to matter"
+    assert _trend(np.array([0.0, *rising[1:]])) is None, "a stretch without a time"
+
+
+def test_a_part_gains_what_lies_between_its_first_and_last_stretch():
+    stretches = np.repeat([1.0, 1.5, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.0, 3.0], 30)
+    assert _gain(stretches) == pytest.approx(2.0)
+
+
+def test_growth_begins_where_the_step_stays_above_its_start():
+    late = np.array([1.0, 1.0, 1.0, 1.05, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
+    assert _since(late) == 6, "1.2 is a fifth of the whole growth and not above it"
+    assert _since(np.array([1.0, 2.0, 2.0, 2.0])) == 1
+    assert _since(np.array([1.0, 1.0, 1.0, 1.0])) == 3
+
+
+def test_a_steady_mfu_is_not_said_to_fall(tmp_path):
+    run = write_run(tmp_path / "run", LAYOUT, steps=STEPS, factor=growth)
+    rows = [{"step": n, "loss": 2.0, "grad_norm": 1.0, "step_s": 0.1, "mfu": 0.5}
+            for n in range(STEPS)]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finding = next(f for f in diagnose_run(run).findings if f.category == "perf_drift")
+    assert "MFU" not in finding.why
+    assert finding.step in range(30, 91), "a fifth of the growth is reached after a fifth"

@@ -92,3 +92,8 @@ def test_a_node_and_a_drift_are_said_in_words():
     assert (finding.step, finding.cost) == (42, 0.07)
     assert finding.confidence == pytest.approx(0.8)
     assert slow_finding(slow._replace(z=500.0), 0.07, "", 0).confidence == 0.99
+    alone = slow_finding(slow._replace(ranks=(9,), pattern="bursts"), 0.07, "", 42)
+    assert alone.what == "rank 9 computes 10.0 % longer than its peers, in bursts"
+    assert (alone.evidence[0].rank, alone.evidence[0].text) == (9, "excess 10.0 % from step 42")
+    drift = slow_finding(slow, 0.07, "", 42)
+    assert drift.what.endswith("more and more"), "the decline of the step looks for these words"

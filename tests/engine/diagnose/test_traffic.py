@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -79,3 +81,34 @@ def test_counters_and_rates_are_read(tmp_path):
     path.write_text("nonsense\n")
     with pytest.raises(FileFault):
         read_traffic(path)
+
+
+def test_an_alarm_says_whether_volume_or_time_differs():
+    (sag,) = traffic_findings(series(fault="sag"))
+    assert sag.nodes == ("nic3",)
+    assert re.search(r"NIC nic3 carries [78][0-9](\.\d)? % of the median's bytes from", sag.what)
+    (late,) = traffic_findings(series(fault="late"))
+    assert "NIC nic3 is out of step from" in late.what
+    assert sag.evidence[0].text.startswith("first at 2")
+
+
+def test_a_nic_that_always_carries_less_or_lags_is_not_alarming():
+    healthy = series(seconds=900, seed=4)
+    rates = healthy.bytes_per_s.copy()
+    rates[5] *= 0.5
+    rates[7, 4:] = rates[7, :-4]
+    assert find_alarms(healthy._replace(bytes_per_s=rates)) == []
+
+
+def test_noise_and_a_flat_line_have_no_period():
+    noise = np.random.default_rng(3).standard_normal(4000)
+    assert period_s(noise, DT) == 0.0
+    assert period_s(np.full(4000, 7.0), DT) == 0.0
+
+
+def test_a_named_nic_goes_before_what_all_of_them_did():
+    faulty = series(fault="sag")
+    rates = faulty.bytes_per_s.copy()
+    rates[:, 3600:] = 0.0
+    (finding,) = traffic_findings(faulty._replace(bytes_per_s=rates))
+    assert finding.nodes == ("nic3",)
