@@ -138,7 +138,8 @@ class RemotePlace:
 
     def open(self, recipe: Recipe, folder: Path) -> list[Node]:
         """Nodes come by themselves; they are asked for unless they are there already."""
-        if self.recall() is None or not self._has_beats():
+        record = self.recall()
+        if record is None or record.over or not self._has_beats():
             self._launcher.start(folder, recipe.job.nodes + recipe.job.spares)
         else:
             self._launcher.adopt(folder)
