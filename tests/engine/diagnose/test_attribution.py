@@ -55,3 +55,21 @@ def test_the_critical_path_covers_the_ideal_step(tmp_path):
     total = sum(float(leg.split(", ")[1].split(" s")[0]) for leg in legs)
     assert total == pytest.approx(model.base.makespan_s, rel=1e-2)
     assert legs[0].startswith("stage 0")
+
+
+def test_what_could_be_gained_is_told_largest_first_and_only_where_it_was_lost(tmp_path):
+    slow = write_run(tmp_path / "a", LAYOUT, factor=lambda rank, step: 1.5 if rank == 9 else 1.0)
+    found, _ = attributed(slow)
+    gains = [w.gain for w in found.what_if]
+    assert gains == sorted(gains, reverse=True)
+    assert len(gains) > 1
+    lost = {row.name: row.seconds for row in found.rows}
+    told = {w.without: w.gain * found.measured_s for w in found.what_if}
+    assert told["the pipeline bubble"] == pytest.approx(lost["bubble"])
+    for name, text in {
+        "data": "waiting for data",
+        "garbage collection": "garbage collection",
+    }.items():
+        assert (text in told) == (lost.get(name, 0.0) > 0.005 * found.measured_s)
+    for one in found.what_if:
+        assert one.step_s == pytest.approx(found.measured_s * (1 - one.gain))

@@ -48,6 +48,9 @@ def test_bursts_that_a_median_forgives_are_found():
     own[40:48, 20:30] *= 1.2
     slow = find_slow(own, AT, RANKS)
     assert [(s.ranks[0] // 8, s.pattern) for s in slow] == [(5, "bursts")]
+    assert slow[0].first == 20, "the column of its first slow step"
+    assert slow[0].per_step == 0.0
+    assert slow[0].z > 5, "of the mean, since the median forgives it"
 
 
 def test_a_drift_names_its_slope():
@@ -56,6 +59,15 @@ def test_a_drift_names_its_slope():
     (slow,) = find_slow(own, AT, RANKS)
     assert slow.pattern == "drift"
     assert slow.per_step == pytest.approx(0.2 / 59, rel=0.2)
+    assert 10 <= slow.first <= 25, "half the mean excess, 5 %, is reached after a quarter"
+
+
+def test_a_rank_that_recovers_is_no_drift():
+    own = fleet(9)
+    own[16:24] *= 1 + 0.2 * np.linspace(1, 0, 60, dtype=np.float32)
+    (slow,) = find_slow(own, AT, RANKS)
+    assert (slow.ranks[0], slow.pattern, slow.per_step) == (16, "constant", 0.0)
+    assert slow.now < slow.excess
 
 
 def test_stages_and_long_sequences_are_nobodys_fault():
