@@ -11,8 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 # Numeric libraries use the cores by ranks, not by threads within one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast coverage house lint format types docs docs-site docs-check pictures \
-	bench bench-gpu package golden install clean
+.PHONY: help demo test test-fast coverage mutants house lint format types docs docs-site docs-check \
+	pictures bench bench-gpu package golden install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,10 @@ coverage: $(STAMP) ## lines that tests run, by file (takes longer than make test
 	$(BIN)/coverage run -m pytest -q
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --sort=cover | tail -40
+
+mutants: $(STAMP) ## changes of ROOM's core files (schedule, plan, ckpt, diagnose) that tests notice
+	$(BIN)/pip install -q "mutmut>=3.8"
+	$(BIN)/python -m tools.mutants $(ROOM)
 
 house: $(STAMP) ## the house rules
 	$(BIN)/pytest tests/house

@@ -25,6 +25,18 @@ def test_window_credit_reproduces_the_paper_s_megascale_row():
     assert mfu(replace(BIG, model=model), 6.34, 12288, "window") == pytest.approx(0.552, abs=0.001)
 
 
+@pytest.mark.parametrize(("activation", "products"), [("gelu", 2), ("swiglu", 3)])
+def test_an_expert_has_two_products_or_three_with_a_gate(activation, products):
+    one = job("13b", gpus=8)
+    gated = replace(one, model=replace(one.model, activation=activation))
+    experts = [replace(gated, experts=Experts(count=8, top_k=k, ffn=1024)) for k in (1, 2)]
+    more = flops_per_step(experts[1]) - flops_per_step(experts[0])
+    tokens = gated.global_batch * gated.model.seq
+    # forward and backward: six FLOPs for every weight that a token meets
+    weights = products * gated.model.hidden * 1024 * gated.model.layers
+    assert more == pytest.approx(6.0 * tokens * weights)
+
+
 def test_experts_count_what_a_token_visits():
     dense = job(ModelSpec(layers=4, hidden=256, heads=4, vocab=512, seq=128, ffn=1024))
     same = replace(dense, experts=Experts(count=8, top_k=1, ffn=1024))
