@@ -32,7 +32,7 @@ _SLOW_STEPS, _SLOW_S, _SLOW_SHARE = 60, 150.0, 0.1
 _STORE_S = 60.0
 _AGAIN_S = 120.0
 _OOM_S = 30.0
-_OOM_BYTES = 1 << 20
+_OOM_BYTES = 1 << 16
 
 
 class Struck(NamedTuple):

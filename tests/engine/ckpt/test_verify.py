@@ -86,3 +86,33 @@ def test_a_folder_without_marker_is_no_checkpoint(saved):
     assert verify(saved).step == 1
     with pytest.raises(CheckpointError, match="never a complete checkpoint"):
         verify(saved / "step-00000002")
+
+
+def test_progress_counts_every_byte_once(saved):
+    seen: list[tuple[int, int]] = []
+    report = verify(saved, threads=1, progress=lambda done, total: seen.append((done, total)))
+    assert {total for _, total in seen} == {report.bytes}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == report.bytes
+    assert len(seen) == report.chunks > 1
+
+
+def test_damage_names_the_file_that_has_it(saved):
+    folder = saved / "step-00000002"
+    short, gone = folder / "rank-00001.safetensors", folder / "rank-00002.safetensors"
+    short.write_bytes(short.read_bytes()[:-1])
+    gone.unlink()
+    damage = verify(saved).damage
+    assert [d.file for d in damage] == [short.name, gone.name]
+    assert all(d.what.startswith(d.file) for d in damage)
+
+
+def test_a_damaged_manifest_is_the_folders_damage(saved):
+    folder = saved / "step-00000002"
+    manifest = folder / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-2])
+    report = verify(folder)
+    (damage,) = report.damage
+    assert (report.ok, report.step, report.chunks, report.bytes) == (False, -1, 0, 0)
+    assert damage.file == "step-00000002"
+    assert "manifest" in damage.what
