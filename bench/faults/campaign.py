@@ -363,8 +363,11 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     done = Counter(row["fault"] for row in read_rows(args.out))
     wanted = args.only or list(FAULTS)
-    left = [f for f in wanted for _ in range(max(0, args.times - done[f]))]
-    random.Random(args.seed).shuffle(left)
+    rng, left = random.Random(args.seed), []
+    for times in range(args.times):  # in rounds, so that whenever it ends all had their turn
+        round_ = [fault for fault in wanted if done[fault] <= times]
+        rng.shuffle(round_)
+        left += round_
     last = [fault for fault in left if fault in ENDS]
     left = [fault for fault in left if fault not in ENDS]
     end = time.monotonic() + 60 * args.minutes

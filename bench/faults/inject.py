@@ -157,7 +157,7 @@ def _out_of_memory(hit: _Hit) -> Struck:
         group.take(pid)
         while time.monotonic() < end and not group.killed:
             time.sleep(0.01)
-        wrong = "" if group.killed else "the kernel killed nobody"
+        wrong = "" if group.killed else "skip: the kernel killed nobody"
         late = time.time() - now
     # it asked for memory when it wanted to: the fault began when it was killed
     return Struck(now + late, ranks=frozenset({hit.rank}), wrong=wrong)
