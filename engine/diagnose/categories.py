@@ -26,6 +26,7 @@ CATEGORIES: dict[str, Category] = {
     "gpu_ecc": _c("hardware", 2, "uncorrectable GPU memory error", "reset the GPU, drain the node if the error returns, then restart from the last checkpoint"),
     "gpu_nvlink": _c("hardware", 3, "NVLink or NVSwitch fault", "drain the node, check `nvidia-smi nvlink -e` and the fabric manager's log, then restart without it"),
     "gpu_fault": _c("hardware", 12, "device fault without a software cause in sight", "restart without the node; if it follows the program rather than the node, run once with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer"),
+    "node_fault": _c("hardware", 4, "memory, processor, board or local disk of a host failed", "drain the node, read its BMC log (`ipmitool sel list`) and kernel log, replace the part, restart without it"),
     "driver_stack": _c("host", 5, "driver, fabric manager or CUDA set-up is unfit", "bring driver, fabric manager and CUDA runtime to matching versions and start the fabric manager, then run `msctl selfcheck`"),
     "disk_full": _c("host", 6, "a file system is full", "free space on the file system, delete checkpoints cut short, resume from the one before"),
     "shm_limit": _c("host", 7, "/dev/shm is too small", "start the container with a larger --shm-size (or --ipc=host)"),
@@ -53,7 +54,8 @@ CATEGORIES: dict[str, Category] = {
     "perf_straggler": _c("hardware", 30, "one rank, node or link is slower than its peers", "run `msctl selfcheck` on the node, take it out if it is slow there as well"),
     "traffic": _c("network", 31, "network traffic left its period", "look at the NIC named: counters, cable, switch port"),
     "perf_drift": _c("workload", 32, "the step grows over time", "look at the segment that grows; restart from a checkpoint brings back the old speed if it is state in memory"),
-    "crash": _c("unknown", 33, "a rank ended without a word", "read the kernel log and the scheduler's record of the node for the time named"),
+    "service_limit": _c("network", 34, "a remote service refuses or limits requests", "fetch once and share the copy (a cache per node), spread the requests, retry later and later"),
+    "crash": _c("unknown", 35, "a rank ended without a word", "read the kernel log and the scheduler's record of the node for the time named"),
     "unknown_hang": _c("unknown", 40, "only waiting is visible, not its cause", "collect stacks (py-spy) or flight-recorder dumps of the silent ranks; do not guess"),
     "unreadable": _c("input", 50, "an input cannot be read", "look at the file named"),
 }  # fmt: skip
