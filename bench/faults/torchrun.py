@@ -38,6 +38,7 @@ from engine.train.metrics import read_metrics
 
 FAULTS = ("kill", "stop", "node")
 SYSTEMS = ("msctl", "torchrun")
+_FEW = 4
 NEVER_S = 120.0
 _START_S, _FIRST = 180.0, 12
 _ABOUT = {"kill": "SIGKILL of a rank", "stop": "SIGSTOP of a rank", "node": "a node vanishes"}
@@ -274,7 +275,7 @@ def _until(done: Callable[[], bool], within_s: float) -> bool:
 
 
 def table(rows: list[dict]) -> str:
-    """As Markdown: medians and worst, by fault and system."""
+    """As Markdown: medians and worst, or all times where they are few, by fault and system."""
     lines = ["| fault to first new step | `msctl train` | torchrun |", "| --- | --- | --- |"]
     for fault in FAULTS:
         cells = [
@@ -290,6 +291,8 @@ def _cell(values: list[float | None]) -> str:
     if not values:
         return "not run"
     known = [NEVER_S * 2 if value is None else value for value in values]
+    if len(known) < _FEW:  # a median of two would hide that one of them never came back
+        return ", ".join(map(_seconds, known))
     middle, worst = statistics.median(known), max(known)
     count = f"{len(values)} {'time' if len(values) == 1 else 'times'}"
     return f"{_seconds(middle)} (worst {_seconds(worst)}, {count})"
