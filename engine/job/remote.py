@@ -20,7 +20,7 @@ import msgspec
 
 from engine.comm.resp import Client, parse_url
 from engine.errors import MissingError
-from engine.job.keeper import Join, find_or_start, write_join
+from engine.job.keeper import Join, find_or_start, has_keeper, is_keeper, write_join
 from engine.job.lease import LEASE_S, Lease
 from engine.job.link_redis import BeatHub, RedisNodeLink
 from engine.job.nodes import Link, Node
@@ -65,7 +65,7 @@ class Kept:
     @property
     def is_alive(self) -> bool:
         """Whether the keeper runs; of one on another machine nothing is known, so yes."""
-        return self._join.machine != socket.gethostname() or self._is_here
+        return has_keeper(self._join)
 
     def restart(self) -> float:
         """Have another keeper; returns seconds. ServerLost if address or data are gone."""
@@ -81,17 +81,9 @@ class Kept:
 
     def end(self) -> None:
         """The job is over: the keeper ends its server."""
-        if self._join.machine == socket.gethostname() and self._is_here:
+        if self._join.machine == socket.gethostname() and is_keeper(self.pid):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGTERM)
-
-    @property
-    def _is_here(self) -> bool:
-        """Whether the number is still that of a keeper; a dead child's command line is empty."""
-        try:
-            return b"engine.job.keeper" in Path(f"/proc/{self.pid}/cmdline").read_bytes()
-        except OSError:
-            return False
 
 
 class RemotePlace:
