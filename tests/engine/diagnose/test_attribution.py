@@ -1,9 +1,17 @@
 import pytest
 from synthetic import write_run
 
-from engine.diagnose.attribution import attribute, critical_path, model_of
+from engine.diagnose.attribution import (
+    _rows,
+    attribute,
+    critical_path,
+    duration_of,
+    model_of,
+)
 from engine.diagnose.record import read_record
 from engine.diagnose.run import diagnose_spans
+from engine.diagnose.times import steady
+from engine.schedule.action import Action, Kind
 from engine.spec.layout import ParallelLayout
 
 LAYOUT = ParallelLayout(tp=2, pp=4, dp=2)
@@ -73,3 +81,48 @@ def test_what_could_be_gained_is_told_largest_first_and_only_where_it_was_lost(t
         assert (text in told) == (lost.get(name, 0.0) > 0.005 * found.measured_s)
     for one in found.what_if:
         assert one.step_s == pytest.approx(found.measured_s * (1 - one.gain))
+
+
+def test_each_part_is_a_row_and_stragglers_are_taken_from_the_waits_for_them(tmp_path):
+    run = write_run(tmp_path, LAYOUT, microbatches=8)
+    _, spans = diagnose_spans(run)
+    model = model_of(spans, read_record(run))
+    parts = {"data": 0.01, "clip": 0.02, "optimizer": 0.03, "tied": 0.04, "eval": 0.05,
+             "checkpoint": 0.06, "gc": 0.07, "wait_other": 0.08, "other": 0.09,
+             "wait_pp": 2.0, "wait_dp": 0.5, "wait_tp": 1.5}  # fmt: skip
+    for part, seconds in parts.items():
+        spans.seconds[part][:] = seconds
+    rows = dict(_rows(spans, steady(spans), model, 0.3))
+    assert list(rows) == [
+        "compute", "bubble", "stragglers", "tensor parallel", "exposed pp", "exposed dp", "data",
+        "gradient norm", "optimizer", "tied", "validation", "checkpoint", "garbage collection",
+        "other waits", "unexplained",
+    ]  # fmt: skip
+    told = [
+        rows[n]
+        for n in (
+            "data",
+            "gradient norm",
+            "optimizer",
+            "tied",
+            "validation",
+            "checkpoint",
+            "garbage collection",
+            "other waits",
+            "unexplained",
+        )
+    ]
+    assert told == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09])
+    assert rows["stragglers"] == pytest.approx(0.3)
+    waits = [
+        rows[n] for n in ("bubble", "stragglers", "tensor parallel", "exposed pp", "exposed dp")
+    ]
+    assert sum(waits) == pytest.approx(4.0), "what is given to stragglers is taken from the others"
+    assert rows["tensor parallel"] == pytest.approx(1.5 * (1 - 0.3 / (4.0 - rows["bubble"])))
+
+
+def test_transfers_take_no_time_in_the_ideal_step():
+    duration = duration_of({("forward", 0): 2.0})
+    assert duration(Action(Kind.FORWARD, 0, 0)) == 2.0
+    assert duration(Action(Kind.SEND_F, 0, 0)) == 0.0
+    assert duration(Action(Kind.BACKWARD, 3, 0)) == 0.0, "an action that was not measured"

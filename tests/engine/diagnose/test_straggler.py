@@ -93,3 +93,19 @@ def test_of_two_peers_the_slower_one_is_named():
     assert find_slow(own, places(pair, ranks), ranks) == []
     own[1] *= 1.1
     assert [s.ranks for s in find_slow(own, places(pair, ranks), ranks)] == [(1,)]
+
+
+def test_the_one_that_costs_most_comes_first():
+    own = fleet(11)
+    own[40] *= 1.10
+    own[300] *= 1.30
+    own[512:520] *= 1.15  # a node weighs more than one rank that is as slow
+    slow = find_slow(own, AT, RANKS)
+    assert [s.ranks[0] for s in slow] == [512, 300, 40]
+
+
+def test_a_node_is_named_when_half_its_ranks_are_a_little_slow():
+    own = fleet(12, noise=0.01)
+    own[64:68] *= 1.06
+    (slow,) = find_slow(own, AT, RANKS)
+    assert slow.ranks == tuple(range(64, 72))

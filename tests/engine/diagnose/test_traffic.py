@@ -112,3 +112,16 @@ def test_a_named_nic_goes_before_what_all_of_them_did():
     rates[:, 3600:] = 0.0
     (finding,) = traffic_findings(faulty._replace(bytes_per_s=rates))
     assert finding.nodes == ("nic3",)
+
+
+def test_a_column_called_time_and_every_sample_of_it_are_read(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{100 + i * 0.5},mlx5_{nic},{1e9 * (nic + 1)}" for i in range(8) for nic in range(2)]
+    path.write_text("\n".join(["time,device,bytes_per_s", *rows]))
+    read = read_traffic(path)
+    assert read.nics == ("mlx5_0", "mlx5_1")
+    assert read.dt_s == 0.5
+    assert read.bytes_per_s.tolist() == [[1e9] * 8, [2e9] * 8]
+    path.write_text("\n".join(["time,device,bytes_per_s", *rows[:14]]))
+    with pytest.raises(FileFault, match="fewer than eight"):
+        read_traffic(path)
