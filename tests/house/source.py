@@ -36,6 +36,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree: a dozen rules look at each."""
+    return tuple(ast.walk(tree(path)))
+
+
 def name(path: Path) -> str:
     """A path as written in messages."""
     return path.relative_to(ROOT).as_posix()
@@ -57,9 +63,14 @@ def room_of_module(module: str) -> str | None:
     return parts[1] if parts[0] == "engine" and len(parts) > 1 else None
 
 
-def imports(path: Path) -> Iterator[Import]:
+@functools.cache
+def imports(path: Path) -> tuple[Import, ...]:
     """Every import statement of a file, also inside functions."""
-    for node in ast.walk(tree(path)):
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, node.lineno)
@@ -71,7 +82,7 @@ def imports(path: Path) -> Iterator[Import]:
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method of a file."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 

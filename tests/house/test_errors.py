@@ -6,13 +6,13 @@ import pytest
 
 from engine import errors
 from msctl.app import COMMANDS, CommandEntry
-from tests.house.source import dotted, files, name, tree
+from tests.house.source import dotted, files, name, nodes
 from tests.msctl.sample import KINDS
 
 
 def _raised(path):
     """Calls of the error kinds in a file."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and dotted(node.func) in KINDS:
             yield node
 
@@ -36,7 +36,7 @@ def test_there_is_one_except_for_all_errors():
     caught = [
         f"{name(path)}:{node.lineno}"
         for path in files()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler)
         and node.type is not None
         and dotted(node.type) == "EngineError"

@@ -4,7 +4,7 @@ import ast
 
 from engine.events.schema import NAMES
 from engine.schedule.action import Kind
-from tests.house.source import ROOT, files, name, tree
+from tests.house.source import ROOT, files, name, nodes
 
 SCHEMA = ROOT / "engine" / "events" / "schema.py"
 WRITERS = {"span": 0, "instant": 0, "value": 0, "add": 1}
@@ -13,16 +13,14 @@ WRITERS = {"span": 0, "instant": 0, "value": 0, "add": 1}
 
 def _texts(path) -> set[str]:
     return {
-        n.value
-        for n in ast.walk(tree(path))
-        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        n.value for n in nodes(path) if isinstance(n, ast.Constant) and isinstance(n.value, str)
     }
 
 
 def test_every_name_written_is_in_the_schema():
     wrong = []
     for path in files():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             owner = ast.unparse(node.func.value)

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.house.source import ROWS, dotted, files, imports, name, room, room_of_module, tree
+from tests.house.source import ROWS, dotted, files, imports, name, nodes, room, room_of_module, tree
 
 TORCH_ROOMS = {"job", "train", "parallel", "model", "optim", "data", "ops", "comm", "device"}
 TORCH_FILES = {
@@ -60,7 +60,7 @@ def test_only_msctl_knows_the_terminal(path):
     process = {inner for guard in guards for inner in ast.walk(guard)}  # ends its own process
     wrong += [
         f"{name(path)}:{node.lineno}: {dotted(node.func)}"
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if node not in process and isinstance(node, ast.Call) and dotted(node.func) in forbidden
     ]
     assert not wrong, "\n".join(wrong)
@@ -72,7 +72,7 @@ def test_only_comm_calls_torch_distributed(path):
         return
     wrong = [f"{name(path)}:{i.line}" for i in imports(path)
              if i.module.startswith("torch.distributed")]  # fmt: skip
-    wrong += [f"{name(path)}:{node.lineno}" for node in ast.walk(tree(path))
+    wrong += [f"{name(path)}:{node.lineno}" for node in nodes(path)
               if dotted(node).startswith("torch.distributed")]  # fmt: skip
     assert not wrong, wrong
 
@@ -81,7 +81,7 @@ def test_only_comm_calls_torch_distributed(path):
 def test_cuda_is_called_in_few_files(path):
     if name(path) in CUDA_FILES:
         return
-    wrong = [f"{name(path)}:{node.lineno}" for node in ast.walk(tree(path))
+    wrong = [f"{name(path)}:{node.lineno}" for node in nodes(path)
              if dotted(node).startswith("torch.cuda")]  # fmt: skip
     assert not wrong, wrong
 
@@ -98,6 +98,6 @@ def test_a_package_file_holds_its_docstring_and_nothing_else(path):
 def test_the_environment_is_read_by_executables_only(path):
     if name(path) == "engine/train/worker.py":  # the rank's entry point under torchrun
         return
-    wrong = [f"{name(path)}:{node.lineno}" for node in ast.walk(tree(path))
+    wrong = [f"{name(path)}:{node.lineno}" for node in nodes(path)
              if dotted(node) in ("os.environ", "os.getenv")]  # fmt: skip
     assert not wrong, wrong
