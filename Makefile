@@ -30,7 +30,7 @@ coverage: $(STAMP) ## lines that tests run, by file (takes longer than make test
 	rm -rf build/coverage && mkdir -p build/coverage
 	-$(BIN)/coverage run -m pytest -q
 	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --sort=cover | tail -40
+	$(BIN)/coverage report
 
 mutants: $(STAMP) ## changes of ROOM's core files (schedule, plan, ckpt, diagnose) that tests notice
 	$(BIN)/pip install -q "mutmut>=3.8"

@@ -34,8 +34,8 @@ CORE = {
 }  # fmt: skip
 """Room -> the files whose mistakes would cost most."""
 _COPIED = ("msctl", "tests", "recipes", "bench", "demo", "tools", "docs", "README.md")
-_KILLED, _SURVIVED = (1, 3), (0, 5, 33)
-"""Exit codes of a mutant's tests: failed; passed, or no test ran the line."""
+_KILLED, _SURVIVED = (1, 3, 24, -24, 36, 152, 255), (0, 5, 33)
+"""Exit codes of a mutant's tests: failed, or ran into a limit; passed, or no test ran the line."""
 
 
 def main() -> None:
@@ -103,7 +103,9 @@ def report(copy: Path, files: list[str]) -> str:
         lines.append(f"{file}: {killed} of {killed + len(alive)} changes noticed")
         noticed, tried = noticed + killed, tried + killed + len(alive)
         survivors += [line for name in alive for line in changed(copy, name)]
-    share = 100 * noticed / max(tried, 1)
+    if not tried:
+        raise SystemExit(f"no change was tried: see {copy}/mutmut.log; do the room's tests pass?")
+    share = 100 * noticed / tried
     return "\n".join([*lines, f"all: {noticed} of {tried}, {share:.0f} %", "", *survivors])
 
 

@@ -38,7 +38,9 @@ class Network:
     def __enter__(self) -> "Network":
         missing = [tool for tool in ("ip", "tc", "nft") if shutil.which(tool) is None]
         if missing or os.geteuid() != 0:
-            raise SystemExit(f"needs root and {', '.join(missing or ['nothing else'])}")
+            raise SystemExit(
+                f"needs root, ip, tc and nft; not here: {', '.join(missing) or 'root'}"
+            )
         self._lock = open(_LOCK, "a")  # held until the end
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # one network at a time on a machine
         self._clean()

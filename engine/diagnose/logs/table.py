@@ -69,12 +69,12 @@ RULES: tuple[Rule, ...] = (
     _r("gpu_fault", 2, r"an illegal (?:memory access|instruction) was encountered|unspecified launch failure|CUDA(?: runtime)? error.*(?:illegal memory access|illegal instruction|misaligned address|invalid program counter|hardware stack error|launch timed out|invalid address space|tensor memory|memory access fault)|CUDA_ERROR_(?:ILLEGAL_\w+|MISALIGNED_ADDRESS|LAUNCH_FAILED|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|INVALID_PC|CONTAINED)|cudaError(?:Illegal\w+|LaunchFailure|MisalignedAddress)|Cuda failure.*'(?:an illegal memory access|an illegal instruction|unspecified launch failure|misaligned address)|Memory access fault by GPU|HSA_STATUS_ERROR_(?!OUT)|CU(?:DNN|BLAS)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"),
     _r("gpu_fault", 2, r"amdgpu.*(?:GPU reset begin|ring \S+ timeout|HW ASIC hang|page fault)|HSA exception|GPU hang|GCVM_L2_PROTECTION_FAULT"),
     # --- the host itself: EDAC, machine checks, APEI, thermal zones, block devices, file systems on them
-    _r("node_fault", 3, r"\bEDAC \w+: [1-9]\d* UE\b|EDAC\b.*HANDLING MCE MEMORY ERROR.*\bUE\b|Kernel panic - not syncing: .*machine check", needs=""),
+    _r("node_fault", 3, r"\bEDAC \w+: [1-9]\d* UE\b|EDAC\b.*HANDLING MCE MEMORY ERROR.*\bUE\b|Kernel panic - not syncing: .*machine check"),
     _r("node_fault", 3, r"\[Hardware Error\]:.*(?:event severity: (?:fatal|recoverable)|Uncorrected error|Processor context corrupt)|Memory failure: 0x\w+: .*(?:Failed|Killing)"),
     _r("node_fault", 3, r"critical temperature reached|thermal\b.*shutting down"),
     _r("node_fault", 2, r"(?:blk_update_request|I/O error, dev|Buffer I/O error on dev)\b.*(?:error|sector|block)|critical (?:medium|target) error, dev", needs="error"),
     _r("node_fault", 2, r"\bnvme\d*\b.*(?:timeout, (?:aborting|reset controller)|controller is down; will reset|Device not ready; aborting)", needs="nvme"),
-    _r("node_fault", 2, r"EXT4-fs error \(device|XFS \(\S+\): .*(?:[Mm]etadata I/O [Ee]rror|log I/O error|[Cc]orruption (?:detected|of in-memory))"),
+    _r("node_fault", 2, r"EXT4-fs error \(device|XFS \(\S+\): .*(?:metadata I/O error|log I/O error|corruption (?:detected|of in-memory))"),
     _r("node_fault", 2, r"\[Errno 30\]|os error 30\b|Read-only file system"),
     # --- driver, runtime, container
     _r("driver_stack", 3, r"CUDA driver version is insufficient|system not yet initialized|cudaErrorSystemNotReady|unsupported display driver|forward compatibility was attempted|Driver/library version mismatch|couldn't communicate with the NVIDIA driver|API mismatch: the client has|Found no NVIDIA driver|no NVIDIA driver on your system|driver on your system is too old|compiled with an unsupported toolchain|no kernel image is available"),
@@ -129,9 +129,10 @@ RULES: tuple[Rule, ...] = (
     _r("fs_missing", 3, r"Stale file handle|after transport endpoint shutdown|\[Errno (?:107|108|116|121)\]|Transport endpoint is not connected|MountVolume\S* failed|mount(?:ing)? failed|nfs: server \S+ not responding|LustreError|Remote I/O error"),
     _r("fs_missing", 2, r"FileNotFoundError|RuntimeError: File \S+ cannot be opened|Parent directory \S+ does not exist|^(?!.*(?:libnccl-net|NET/Plugin|libibverbs|nccl\.conf|shared object)).*No such file or directory|can't open file|NotADirectoryError|does not appear to have a file named|is not a local folder and is not"),
     _r("fs_missing", 2, r"\bNoSuch(?:Key|Bucket)\b|\(404\).*(?:HeadObject|GetObject)|specified (?:key|bucket|blob) does not exist|not found, missing one or more of files|(?:file|path|director\w+|dataset|checkpoint) \S* ?(?:is |was )?(?:not found|does not exist|is missing)|Unable to find (?:latest file|checkpoint)|could not find the metadata file|was lost; in progress operations"),
-    # --- links and adapters
+    # --- services that refuse: hubs and object stores
     _r("service_limit", 2, r"\b429\b.{0,40}Too Many Requests|\bTooManyRequests|(?-i:\bSlowDown\b)|reduce your request rate|rate ?limit (?:exceeded|reached)|rateLimitExceeded|ThrottlingException"),
     _r("service_limit", 2, r"\b503\b.{0,40}(?:Service Unavailable|Slow Down)|ServiceUnavailable: 503", needs="S"),
+    # --- links and adapters
     _r("nic_link", 3, r"async (?:fatal )?event ?: ?(?:port error|local catastrophic|device fatal|QP fatal|.*error)|port error|IBV_EVENT_(?:PORT_ERR|DEVICE_FATAL)|\b(?:mlx[45]_\w+|bnxt_\w+|ice|ena|efa\d*|ib\d+|eth\d+|en[sp]\d\w*|bond\d+|irdma|hfi1\w*)\b[: ].*(?:link (?:is )?down|lost carrier|port down|health (?:poll )?(?:failed|compromised)|fatal error|firmware (?:fatal|error)|internal error|tx timeout|transmit queue .*timed out)|NIC Link is Down|link state changed to DOWN|port \d+ state (?:changed to )?(?:DOWN|ERROR)|NETDEV WATCHDOG|catastrophic error|async fatal event|Port module event\[error\]|mlx5_error_sw_reset|mlx5_health_try_recover|health compromised|status definitely down|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|link (?:flap|fail)\w*|IBV_WC_(?:RETRY|RNR_RETRY)\w*"),
     _r("nic_link", 2, r"IBV_WC_SUCCESS\b.*\berror|IBV_WC_(?:FATAL|REM_\w+|LOC_\w+|RESP_TIMEOUT)_ERR|\bstate DOWN\b.* physical_state|physical_state (?:POLLING|DISABLED|LINK_ERROR_RECOVERY)"),
     _r("nic_link", 2, r"Got completion (?:from peer \S+ )?with (?:error|status)[ =](?:12|13)\b", needs="completion"),

@@ -39,6 +39,15 @@ print(driver.run(steps=0, resume="auto").ended)
 """
 
 
+@pytest.fixture(autouse=True)
+def _server() -> None:
+    """Every job here has a Redis of its own."""
+    try:
+        find_server()
+    except MissingError as error:
+        pytest.skip(error.what)
+
+
 def wait_until(what: Callable[[], object], *, deadline_s: float = 150.0) -> None:
     end = time.monotonic() + deadline_s
     while not what():
@@ -61,10 +70,6 @@ def rank_pid(folder: Path, rank: int) -> int:
 
 
 def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path):
-    try:
-        find_server()
-    except MissingError as error:
-        pytest.skip(error.what)
     one = made(STEPS, checkpoint={"every": 50}, job={"nodes": 2}, data={"loader": "rank"})
     prepare_folder(tmp_path, one)
     first = subprocess.Popen([sys.executable, "-c", _DRIVE, str(tmp_path)])
@@ -93,10 +98,6 @@ def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path
 
 
 def test_a_rank_that_died_while_nobody_was_in_charge_is_named_by_the_next_driver(tmp_path: Path):
-    try:
-        find_server()
-    except MissingError as error:
-        pytest.skip(error.what)
     one = made(40, checkpoint={"every": 5}, job={"nodes": 2}, data={"loader": "rank"})
     prepare_folder(tmp_path, one)
     first = subprocess.Popen([sys.executable, "-c", _DRIVE, str(tmp_path)])
@@ -128,10 +129,6 @@ def test_a_rank_that_died_while_nobody_was_in_charge_is_named_by_the_next_driver
 def test_a_job_whose_redis_is_lost_for_good_ends_with_the_reason_and_can_be_started_again(
     tmp_path: Path,
 ):
-    try:
-        find_server()
-    except MissingError as error:
-        pytest.skip(error.what)
     one = made(40, checkpoint={"every": 5}, job={"nodes": 2}, data={"loader": "rank"})
     prepare_folder(tmp_path, one)
     first = subprocess.Popen(
