@@ -4,9 +4,10 @@
     python -m bench.faults.report docs/explanation/fault-campaign.md --campaign build/faults
 
 Nodes are network namespaces (plus one for a spare) joined through Redis. Faults come one after the
-other into one long job, in random order; what is taken out comes back as a spare. After each, one
-row is appended to rows.jsonl: resumable, a second call goes on where the first ended. At the end of
-a batch the losses are compared bit by bit with those of an undisturbed job. Needs root.
+other into one long job, in random order; what is taken out comes back as a spare. At the end of a
+batch of them the losses are compared bit by bit with those of an undisturbed job, and a row for each
+is appended to rows.jsonl. `--times` counts the record that is kept with the source as well, so a
+second call goes on where the first ended, also on another day. Needs root.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill_all
 from bench.faults.net import Network
 from bench.faults.processes import node_family, rank_pid
-from bench.faults.rows import append_rows, read_rows
+from bench.faults.rows import append_rows, known_rows
 from engine.job.drills import family_of
 from engine.job.incident import Incident, Recovery, read_recoveries
 from engine.job.keeper import read_join
@@ -31,8 +32,9 @@ from engine.job.view import JobView, read_view
 from engine.train.metrics import read_metrics
 
 NODES, SPARES = 4, 1
-_FIRST, _GAP, _SETTLE_STEPS = 12, 16, 6
-"""Steps before the first fault, between two, and after which a job counts as well again."""
+_FIRST, _GAP, _SETTLE_STEPS, _MOMENTS = 12, 12, 6, 5
+"""Steps before the first fault, between two that ranks do to themselves, after which a job counts as
+well again, and from which the moment after that is drawn (as many as between two checkpoints)."""
 _LIMIT_S = 240.0
 _MOST_TRIES = 4
 """Starts after which a job that cannot go on is given up: its recipe allows three repeats."""
@@ -254,7 +256,8 @@ def _run_batch(
     """Rows of all faults that could be done; a job that does not get well again is given up."""
     try:
         for number, fault in enumerate(faults):
-            at = _FIRST + _GAP * number
+            is_drill = number < len(drills)
+            at = _FIRST + _GAP * number if is_drill else job.step() + rng.randrange(_MOMENTS)
             if not job.wait(at, 300.0):
                 said = f"the job does not reach step {at}: {job.folder}/driver.log"
                 if not job.step():
@@ -354,33 +357,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--per-job", type=int, default=6)
+    parser.add_argument("--per-job", type=int, default=12)
     parser.add_argument("--batches", type=int, default=1000, help="at most so many in this call")
     parser.add_argument("--minutes", type=float, default=1e6, help="no new batch after so long")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.out = args.out.resolve()  # processes are found by the full path of their run folder
     args.out.mkdir(parents=True, exist_ok=True)
-    done = Counter(row["fault"] for row in read_rows(args.out))
+    done = Counter(row["fault"] for row in known_rows("campaign", args.out))
     wanted = args.only or list(FAULTS)
     rng, left = random.Random(args.seed), []
     for times in range(args.times):  # in rounds, so that whenever it ends all had their turn
         round_ = [fault for fault in wanted if done[fault] <= times]
         rng.shuffle(round_)
         left += round_
-    last = [fault for fault in left if fault in ENDS]
+    alone = [fault for fault in left if fault in ENDS]
     left = [fault for fault in left if fault not in ENDS]
     end = time.monotonic() + 60 * args.minutes
     with Network(NODES + SPARES) as net:
+        for number, fault in enumerate(alone[: args.batches]):
+            if time.monotonic() > end:
+                return
+            endings(args.out, fault, int(time.time()) % 1_000_000 + number)
         for start in list(range(0, len(left), args.per_job))[: args.batches]:
             if time.monotonic() > end:
                 return
             seed = int(time.time()) % 1_000_000
             batch(args.out, left[start : start + args.per_job], seed, net)
-        for number, fault in enumerate(last[: args.batches]):
-            if time.monotonic() > end:
-                return
-            endings(args.out, fault, int(time.time()) % 1_000_000 + number)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,12 @@ def record(name: str, new: Iterable[dict] = (), records: Path = RECORDS) -> list
     return known + [json.loads(line) for line in added]
 
 
+def known_rows(name: str, out: Path, records: Path = RECORDS) -> list[dict]:
+    """The kept rows of a bench and those of a folder that are not kept yet; nothing is written."""
+    rows = _read(records / f"{name}.jsonl") + read_rows(out)
+    return [json.loads(line) for line in dict.fromkeys(map(_line, rows))]
+
+
 def commit_now() -> str:
     """The commit of the source, with a `+` where files differ from it; `?` outside a clone."""
     head = _git("rev-parse", "--short=9", "HEAD")
