@@ -5,9 +5,9 @@
 
 Nodes are network namespaces (plus one for a spare) joined through Redis. Faults come one after the
 other into one long job, in random order; what is taken out comes back as a spare. At the end of a
-batch of them the losses are compared bit by bit with those of an undisturbed job, and a row for each
-is appended to rows.jsonl. `--times` counts the record that is kept with the source as well, so a
-second call goes on where the first ended, also on another day. Needs root.
+batch the losses are compared bit by bit with those of an undisturbed job, and a row for each fault is
+appended to rows.jsonl. `--times` counts the record that is kept with the source as well, so a second
+call goes on where the first ended, also on another day. Needs root.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from engine.train.metrics import read_metrics
 
 NODES, SPARES = 4, 1
 _FIRST, _GAP, _SETTLE_STEPS, _MOMENTS = 12, 12, 6, 5
-"""Steps before the first fault, between two that ranks do to themselves, after which a job counts as
-well again, and from which the moment after that is drawn (as many as between two checkpoints)."""
+"""Steps before the first fault, between two that ranks do to themselves, after which a job counts
+as well again, and from which the moment after that is drawn (as many as between checkpoints)."""
 _LIMIT_S = 240.0
 _MOST_TRIES = 4
 """Starts after which a job that cannot go on is given up: its recipe allows three repeats."""
