@@ -4,10 +4,10 @@
     python -m bench.faults.report docs/explanation/fault-campaign.md --campaign build/faults
 
 Nodes are network namespaces (plus one for a spare) joined through Redis. Faults come one after the
-other into one long job, in random order; what is taken out comes back as a spare. At the end of a
-batch the losses are compared bit by bit with those of an undisturbed job, and a row for each fault is
-appended to rows.jsonl. `--times` counts the record that is kept with the source as well, so a second
-call goes on where the first ended, also on another day. Needs root.
+other into one long job, in random order; what is taken out comes back as a spare. At the end
+of a batch the losses are compared bit by bit with those of an undisturbed job, and a row for each
+fault is appended to rows.jsonl. `--times` counts the record that is kept with the source as well,
+so a second call goes on where the first ended, also on another day. Needs root.
 """
 
 import argparse
