@@ -113,6 +113,7 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
             enqueued[name] = _int(status.get("last_enqueued_collective"))
             completed[name] = _int(status.get("last_completed_collective"))
     pending, finished = [], {}
+    said = _Said()
     for order, entry in enumerate(entries):  # nearly all are finished: those are read quickly
         group = _group(entry)
         if group not in groups:
@@ -124,12 +125,31 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
             continue
         seq = _int(entry.get("collective_seq_id"))
         if is_finished:
-            name = _text(entry.get("profiling_name"))
-            finished[group, seq] = f"{name} {_sizes(entry.get('input_sizes'))}"
-            completed[group] = max(completed.get(group, 0), seq)
-        enqueued[group] = max(enqueued.get(group, 0), seq)
+            finished[group, seq] = said.of(entry.get("profiling_name"), entry.get("input_sizes"))
+            if seq > completed.get(group, 0):
+                completed[group] = seq
+        if seq >= enqueued.get(group, 0):
+            enqueued[group] = seq
         completed.setdefault(group, seq - 1)
     return Dump(rank, str(path), groups, enqueued, completed, tuple(pending), finished)
+
+
+class _Said:
+    """Names and sizes of calls as text: a dump repeats few of them thousands of times."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, str] = {}
+
+    def of(self, name: object, sizes: Any) -> str:
+        """`all_reduce [[64, 64]]`."""
+        try:
+            key = (name, tuple(map(tuple, sizes)))
+            text = self._known.get(key)
+        except TypeError:  # something nested deeper, or None: seldom, and not kept
+            return f"{_text(name)} {_sizes(sizes)}"
+        if text is None:
+            text = self._known[key] = f"{_text(name)} {_sizes(sizes)}"
+        return text
 
 
 def _group(entry: Mapping[str, Any]) -> str:
@@ -202,9 +222,8 @@ def _local_names(
     Entries carry both. Where a rank recorded nothing, both lists are in the order in which the
     groups were made, so they are laid side by side.
     """
-    seen = {
-        _text(e["pg_id"]): _text(e["process_group"][0]) for e in entries if e.get("process_group")
-    }
+    pairs = {e["pg_id"]: e["process_group"] for e in entries if e.get("process_group")}
+    seen = {_text(number): _text(group[0]) for number, group in pairs.items()}
     names = [n for n in groups if n.isdigit()]
     numbers = [n for n in map(_text, status) if n.isdigit()]
     if len(names) == len(groups) == len(numbers):

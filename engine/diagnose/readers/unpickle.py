@@ -11,6 +11,7 @@ import io
 import pickle
 import pickletools
 import re
+import sys
 from typing import Any
 
 from engine.diagnose.readers.files import FileFault
@@ -28,12 +29,17 @@ _ALLOWED = frozenset({
 
 OPCODES = 50_000_000
 
+_SHORT = 32
+_STRINGS = b"|".join(b"%b\0\0\0.{%d}" % (re.escape(bytes([n])), n) for n in range(_SHORT))
+_MANY = b"++" if sys.version_info >= (3, 11) else b"+"  # nothing follows: no way back is needed
 _RUN = re.compile(
-    rb"(?:[(012Naeltdsu\]})\x85-\x89\x8f-\x91\x94]|[\x80Khq].|M..|[Jj].{4}|[G\x95].{8}"
-    rb"|r..[\x00-\x0f]\x00)+",
+    rb"(?:[\x80Khq].|[(012Naeltdsu\]})\x85-\x89\x8f-\x91\x94]|r..[\x00-\x0f]\x00|M.."
+    rb"|\x8a(?:\x08.{8}|\x07.{7}|\x06.{6}|\x05.{5})|X(?:" + _STRINGS + rb")"
+    rb"|[Jj].{4}|[G\x95].{8})" + _MANY,
     re.DOTALL,
 )
-"""Allowed instructions of a fixed length but STOP; LONG_BINPUT as far as a million, 16 MiB."""
+"""Allowed instructions but STOP, the most frequent first: those of a fixed length, integers of 5 to
+8 bytes, texts below 32 bytes, LONG_BINPUT as far as a million (16 MiB)."""
 _SIZED = {
     op: width
     for ops, width in ((b"\x8a\x8cUC", 1), (b"\x8bXTB", 4), (b"\x8d\x8e\x96", 8))
@@ -41,6 +47,7 @@ _SIZED = {
 }
 """Allowed instructions that begin with their size: opcode -> bytes of the size."""
 _STOP, _LONG_BINPUT = b".r"
+_BUFFER = 1 << 20
 
 
 class _Plain(pickle.Unpickler):
@@ -60,7 +67,8 @@ def load_plain(data: bytes) -> Any:
     collects = gc.isenabled()
     gc.disable()  # everything made here is kept: collections would only look at it again and again
     try:
-        return _Plain(io.BytesIO(data)).load()
+        # buffered, since without a `peek` each instruction would be a call of `read`
+        return _Plain(io.BufferedReader(io.BytesIO(data), _BUFFER)).load()
     except FileFault:
         raise
     except Exception as error:  # a pickle can fail in any way; none of them is ours
