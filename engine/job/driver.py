@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -21,6 +20,7 @@ from engine.errors import RunFailed
 from engine.job.cause import Cause, as_error
 from engine.job.drills import Drills
 from engine.job.incident import Recovery, read_recoveries
+from engine.job.interrupts import Interrupts
 from engine.job.nodes import Node, Nodes
 from engine.job.openmetrics import MetricsPage
 from engine.job.order import Op, Order
@@ -31,6 +31,7 @@ from engine.job.server import Server
 from engine.job.sight import Sight
 from engine.job.start import StartRecord
 from engine.job.state import FINAL, JobEvent, JobState, next_job
+from engine.job.tally import Ended, Tally
 from engine.job.view import JobView, ViewWriter, view_of
 from engine.spec.recipe import Recipe
 from engine.train.drill import Fault
@@ -79,9 +80,7 @@ class Driver:
         self.newest_step = -1
         self.nodes_of_start: dict[int, tuple[str, ...]] = {}
         self.recoverer = Recoverer(self)
-        self._steps: list[StepMetrics] = []
-        self._interrupts = self._asked = 0
-        self._start_s = self._asked_at = 0.0
+        self.interrupts = Interrupts()
         self._until = 0
         self._orders = 0
         self.killed_from: int | None = None
@@ -97,8 +96,8 @@ class Driver:
         Raises the error a rank met if it is one of input or machine, RunFailed if the run could
         not be kept alive.
         """
-        began = time.monotonic()
-        with hold_folder(self.folder), self._interruptible():
+        self._tally = Tally(self.recipe, self.folder)
+        with hold_folder(self.folder), self.interrupts.counted():
             prepare_folder(self.folder, self.recipe)
             self._tail = MetricsTail(self.folder / "metrics.jsonl")
             self._begin_watch(steps, resume)
@@ -116,7 +115,8 @@ class Driver:
                     self.recoverer.finish()
             for metrics in self._tail.new():
                 self._step(metrics)
-            result = self._result(time.monotonic() - began, cause)
+            ended, cause = self._ending(cause)
+            result = self._tally.result(ended, cause, self.last_metrics, self.recoveries)
             write_result(self.folder, result)
             self._views.write(self.view())
         if result.ended == "failed":
@@ -151,24 +151,6 @@ class Driver:
             if page is not None:
                 page.close()
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Count Ctrl-C and SIGTERM instead of dying of them.
-
-        The first means: stop after this step, with a checkpoint. The second: at once.
-        """
-
-        def count(*_: object) -> None:
-            self._interrupts += 1
-
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        old = [signal.signal(kind, count) for kind in kinds]
-        try:
-            yield
-        finally:
-            for kind, handler in zip(kinds, old, strict=True):
-                signal.signal(kind, handler)
-
     def _go(self) -> Cause | None:
         """From the first node to the last step; returns why it failed, if it did."""
         for node in self.place.open(self.recipe, self.folder):
@@ -178,10 +160,10 @@ class Driver:
             return self._keep_going()
         clear_failures(self.folder)  # those of ranks that were taken over say what they died of
         self.pump(
-            lambda: self._interrupts > 0 or len(self._warm()) >= need or self._too_few(need),
+            lambda: self.interrupts.any or len(self._warm()) >= need or self._too_few(need),
             _JOIN_S,
         )
-        if self._interrupts:
+        if self.interrupts.any:
             self.enter("stop")
             self.enter("ended")
             return Cause("the ranks did not start", "", RunFailed, is_own=False)
@@ -290,7 +272,7 @@ class Driver:
                 nodes=tuple(node.name for node, _ in blocks), attempt=self.attempt,
                 skip=self.skip, drills=self.drills.texts,
             )  # fmt: skip
-            self._asked_at = self._asked_at or time.monotonic()
+            self._tally.ask()
             for node, mine in blocks:
                 self.tell(node, "start", task=task, ranks=mine,
                           listen=meet if 0 in mine and not task.store_url else None)  # fmt: skip
@@ -298,7 +280,7 @@ class Driver:
 
     def _again(self) -> str:
         """What a restart continues from: the newest, unless a certain step was wished for."""
-        return self._resume if self._resume.isdigit() and not self._steps else "auto"
+        return self._resume if self._resume.isdigit() and not self._tally.steps else "auto"
 
     # -- the loop's parts, also used while recovering
 
@@ -381,12 +363,11 @@ class Driver:
 
     def _step(self, metrics: StepMetrics) -> None:
         now = time.monotonic()
-        if not self._steps:
+        if not self._tally.steps:
             threading.Thread(target=_warm_up, daemon=True).start()
-            self._start_s = now - self._asked_at - metrics.step_s
         if self._limit and not self._until:
             self._until = metrics.step - 1 + self._limit
-        self._steps.append(metrics)
+        self._tally.add(metrics)
         self.newest_step = max(self.newest_step, metrics.step)
         self.sight.stepped(metrics, now)
         if self.state in ("starting", "suspect"):
@@ -408,22 +389,15 @@ class Driver:
     # -- the end
 
     def _obey_interrupts(self) -> None:
-        if self._interrupts == self._asked:
-            return
-        first, self._asked = self._asked == 0, self._interrupts
-        if self.state in FINAL:
+        count = self.interrupts.fresh()
+        if not count or self.state in FINAL:
             return
         self.enter("stop")
-        if first and self._interrupts == 1:
+        if count == 1:
             self.watch.on_note("stopping after this step, with a checkpoint; Ctrl-C again: at once")
             self.signal_ranks(signal.SIGTERM)
         else:
             self.kill_ranks()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether a person asked to stop."""
-        return self._interrupts > 0
 
     def signal_ranks(self, number: int) -> None:
         """Send a signal to all ranks of all nodes."""
@@ -446,34 +420,15 @@ class Driver:
             self.place.remember(msgspec.structs.replace(self._record, over=True))
         self.place.close()
 
-    def _result(self, seconds: float, cause: Cause | None) -> RunResult:
-        ended: Literal["done", "interrupted", "failed"] = "done" if cause is None else "failed"
-        if self.state == "interrupted" or (self._interrupts and cause and not cause.is_own):
-            ended = "interrupted"
-        if (
-            ended == "interrupted"
-            and cause is None
-            and self.nodes.ended
-            and any(r.code for r in self.nodes.ended)
+    def _ending(self, cause: Cause | None) -> tuple[Ended, Cause | None]:
+        """How this invocation ended, and what it died of if it did."""
+        if self.state != "interrupted" and not (
+            self.interrupts.any and cause is not None and not cause.is_own
         ):
+            return ("done" if cause is None else "failed"), cause
+        if cause is None and any(r.code for r in self.nodes.ended):
             cause = self.sight.cause()
-        values = [m for m in self._steps if m.val_loss is not None]
-        tail = self._steps[len(self._steps) // 2 :]
-        spent = sum(m.step_s for m in tail)
-        per_step = self.recipe.batch.global_batch * self.recipe.model.seq
-        last = self._tail.last
-        restarts = [r for r in self.recoveries if r.decision and r.decision.kind != "stop"]
-        return RunResult(
-            job=self.folder.name, folder=str(self.folder), ended=ended,
-            steps=last.step if last else 0, total_steps=self.recipe.train.steps,
-            tokens=last.tokens if last else 0, seconds=seconds, start_s=self._start_s,
-            loss=last.loss if last else None,
-            val_loss=values[-1].val_loss if values else None,
-            val_loss_per_byte=values[-1].val_loss_per_byte if values else None,
-            tokens_per_s=per_step * len(tail) / spent if spent else 0.0,
-            mfu=sum(m.mfu for m in tail) / len(tail) if tail else 0.0,
-            restarts=len(restarts), cause=cause.what if cause is not None else "",
-        )  # fmt: skip
+        return "interrupted", cause
 
 
 def _natural(name: str) -> tuple[tuple[int, int | str], ...]:

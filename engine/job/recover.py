@@ -65,7 +65,7 @@ class Recoverer:
         driver.enter("trouble")
         begin = time.monotonic()
         incident, folder = self._collect(incident)
-        if driver.is_interrupted:
+        if driver.interrupts.any:
             self._give_way()
             return None
         found = Recovery(incident=incident, detected_by=_detector(incident))
@@ -245,7 +245,7 @@ class Recoverer:
         if decision.skip_step >= 0:
             driver.skip = (*driver.skip, decision.skip_step)
         if not self._fill(decision):
-            if driver.is_interrupted:
+            if driver.interrupts.any:
                 self._give_way()
                 return None
             driver.enter("gave_up")
@@ -275,10 +275,10 @@ class Recoverer:
         carrying = [driver.nodes.all[name] for name in driver.order]
         return (
             driver.pump(
-                lambda: driver.is_interrupted or all(n.is_here and n.is_warm for n in carrying),
+                lambda: driver.interrupts.any or all(n.is_here and n.is_warm for n in carrying),
                 _WARM_S,
             )
-            and not driver.is_interrupted
+            and not driver.interrupts.any
         )
 
     def _new_node(self) -> str:
@@ -297,7 +297,7 @@ class Recoverer:
             free = [n.name for n in driver.nodes if n.is_here and n.is_warm
                     and n.name not in taken and not self._is_still(n)]  # fmt: skip
             found[:] = free[:1]
-            return bool(free) or driver.is_interrupted
+            return bool(free) or driver.interrupts.any
 
         driver.watch.on_note(f"waiting up to {driver.recipe.job.wait_s:g} s for a node")
         driver.pump(came, driver.recipe.job.wait_s)
