@@ -7,11 +7,15 @@ engine runs its real step: program, flat buffers, reductions, optimizer. Only th
 is replaced, by a wait as long as a device would work (`--real`: by matrix products as long): this
 measures the engine's order of things and not the machine's two cores.
 
-    alone    the step without transfers, by the simulator, with what the host adds to each action.
-             With data parallelism it begins with loading data, as long as a chunk's gather: the
-             first gather hides behind that
+    alone    the step without transfers. With data parallelism: measured, the same step with
+             collectives that do nothing, in turn with the others; it begins with loading data, as
+             long as a chunk's gather: the first gather hides behind that. With pipelines, where
+             ranks would not wait for each other then: by the simulator, with what the host adds to
+             each action
     wire     bytes of a rank over its link
     hidden   1 - (step - alone) / wire; a device computes --ratio times as long as its wire is busy
+    cpu      processor time of all threads of a rank in a step, beyond that of the step alone: where
+             ranks compute on all cores (--real), at least this share of the wire cannot be hidden
     said     the simulator's step, transfers of a rank sharing one link
 
 Tensor parallelism is measured on its own GEMM (`Chunker`, alone without its transfers), against
@@ -20,13 +24,14 @@ off by more than 10 %.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +44,7 @@ from engine.comm.world import Rendezvous, end_world, start_world
 from engine.device import CpuDevice
 from engine.events.writer import EventWriter
 from engine.model.transformer import MicroBatch
-from engine.parallel import chunked
+from engine.parallel import chunked, zero
 from engine.schedule.action import SENDS, Action, Kind
 from engine.schedule.schedule import Schedule
 from engine.schedule.simulate import LANES, simulate
@@ -119,6 +124,13 @@ def recipe_of(
     )  # fmt: skip
 
 
+class Taken(NamedTuple):
+    """Seconds of a step and of its rank's processor time."""
+
+    step_s: float
+    cpu_s: float
+
+
 class Case:
     """One layout on the ranks of this world."""
 
@@ -176,22 +188,48 @@ class Case:
 
         return self.load_s + simulate(self.program, duration_s, lanes=ONE_LINK).makespan_s
 
-    def measured_s(self) -> float:
-        """Median step."""
+    def step(self, number: int) -> Taken:
+        """One step, all ranks beginning together."""
         batch = self.recipe.batch
         tokens = torch.zeros((128, batch.micro_batch), dtype=torch.int64)
         micro = MicroBatch(tokens, tokens, torch.zeros(batch.micro_batch, dtype=torch.int64), 0)
         count = batch.microbatches(self.recipe.layout)
-        times = []
 
         def load(step: int) -> list[MicroBatch]:
             time.sleep(self.load_s)
             return [micro] * count
 
-        for step in range(WARMUP + STEPS):
-            barrier(self.trainer.engine.mesh.world)
-            times.append(self.trainer.step(step, load).step_s)
-        return statistics.median(times[WARMUP:])
+        barrier(self.trainer.engine.mesh.world)
+        cpu = time.process_time()
+        step_s = self.trainer.step(number, load).step_s
+        return Taken(step_s, time.process_time() - cpu)
+
+
+def medians(cases: dict[str, Case]) -> dict[str, Taken]:
+    """Medians of each case's steps, taken in turn; the case `alone` without collectives."""
+    taken: dict[str, list[Taken]] = {way: [] for way in cases}
+    for step in range(WARMUP + STEPS):
+        for way, case in cases.items():
+            with without_collectives() if way == "alone" else contextlib.nullcontext():
+                taken[way].append(case.step(step))
+    return {
+        way: Taken(*map(statistics.median, zip(*found[WARMUP:], strict=True)))
+        for way, found in taken.items()
+    }
+
+
+@contextlib.contextmanager
+def without_collectives() -> Iterator[None]:
+    """Gathers and reductions of data parallelism that do nothing."""
+    names = ("all_gather", "all_reduce", "reduce_scatter")
+    real = {name: getattr(zero, name) for name in names}
+    try:
+        for name in names:
+            setattr(zero, name, lambda *parts, **ways: DONE)
+        yield
+    finally:
+        for name, call in real.items():
+            setattr(zero, name, call)
 
 
 _RECVS = (Kind.RECV_F, Kind.RECV_B)
@@ -207,7 +245,7 @@ def overhead_s(rank: int, mesh: Mesh, work: Work, rate: float) -> float:
     recipe = recipe_of(layout, kind="breadth-first", group=0, m=4, overlap=True, hidden=8)
     case = Case(rank, mesh, recipe, work, rate, 1.0, forward_s=forward_s)
     actions = 2 * case.program.chunks * case.program.microbatches
-    return (case.measured_s() - case.said_s(transfers=False)) / actions
+    return (medians({"on": case})["on"].step_s - case.said_s(transfers=False)) / actions
 
 
 def mean_s(seconds: float, mesh: Mesh) -> float:
@@ -239,12 +277,17 @@ def whole_steps(rank: int, work: Work, rate: float, ratio: float) -> bool:
         if key not in meshes:
             meshes[key] = build_mesh(layout, rank, backend="gloo", timeout_s=120)
         rows = {}
-        for overlap in (True, False):
-            recipe = recipe_of(layout, kind=kind, group=group, m=m, overlap=overlap)
-            case = Case(rank, meshes[key], recipe, work, rate, ratio, own_s)
-            rows[overlap] = (case, case.measured_s())
-        (case, on_s), (_, off_s) = rows[True], rows[False]
+        for way in ("on", "off") if layout.dp == 1 else ("on", "off", "alone"):
+            recipe = recipe_of(layout, kind=kind, group=group, m=m, overlap=way != "off")
+            rows[way] = Case(rank, meshes[key], recipe, work, rate, ratio, own_s)
+        case, took = rows["on"], medians(rows)
+        on_s, off_s = took["on"].step_s, took["off"].step_s
         alone_s, said_s = case.said_s(transfers=False), case.said_s(transfers=True)
+        cpu = ""
+        if "alone" in took:
+            said_s += took["alone"].step_s - alone_s  # computing is what was measured
+            alone_s = took["alone"].step_s
+            cpu = f"  cpu {1e3 * (took['on'].cpu_s - took['alone'].cpu_s):.0f}"
         hidden = 1 - (on_s - alone_s) / case.wire_s
         can_hide = 1 - (said_s - alone_s) / case.wire_s
         good = good and (bar is None or hidden >= bar) and abs(on_s / said_s - 1) <= 0.1
@@ -253,7 +296,7 @@ def whole_steps(rank: int, work: Work, rate: float, ratio: float) -> bool:
                 f"{name:22} wire {1e3 * case.wire_s:5.0f} ms  alone {1e3 * alone_s:5.0f}  "
                 f"off {1e3 * off_s:5.0f}  on {1e3 * on_s:5.0f}  said {1e3 * said_s:5.0f} "
                 f"({100 * (on_s / said_s - 1):+.1f} %)  hidden {hidden:.2f}, by the simulator "
-                f"{can_hide:.2f}" + (f", bar {bar:.2f}" if bar else ""), flush=True,
+                f"{can_hide:.2f}{cpu}" + (f", bar {bar:.2f}" if bar else ""), flush=True,
             )  # fmt: skip
     return good
 

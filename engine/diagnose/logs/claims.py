@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.diagnose.categories import CATEGORIES
 from engine.diagnose.logs.places import (
     Place,
+    bus_in,
     gpu_in,
     is_progress,
     node_in,
@@ -22,12 +24,14 @@ from engine.diagnose.logs.places import (
 from engine.diagnose.logs.scan import FileScan, Hit
 from engine.diagnose.logs.summary import ENTRY, Failed, entry_above, first_failed
 from engine.diagnose.logs.table import RULES, WAKE
+from engine.diagnose.logs.watchdog import is_timeout
 
 _AFTER = 1 << 18
 """Bytes after a hit that are searched for progress."""
 _PID = re.compile(r"\bpid[ =:]+(\d{2,8})\b|^\S+?:(\d{2,8}):\d+ \[\d+\]", re.MULTILINE)
 _HOST = re.compile(
-    r"\b(?:node|host(?:name)?)[ =:]+([\w.-]{1,62})|^([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\]",
+    r"\b(?:node|host(?:name)?)(?: *[=:]+ *| (?=\S*\d))([\w.-]{1,62})"
+    r"|^([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\]",
     re.MULTILINE,
 )
 _WORLD = re.compile(r"\b(?:world(?:_size)?|nranks|num_processes)[ =:]+(\d{1,7})\b")
@@ -86,12 +90,20 @@ def claims_of(source: Source) -> list[Claim]:
 _SHARED = re.compile(
     rb"multiprocessing/(?:shared_memory|heap)|/dev/shm|torch_shm|shm_open", re.IGNORECASE
 )
-_BEFORE = 4096
+_FRAME = re.compile(rb"\bline \d+, in (\w+)")
+_WRITES = re.compile(rb"save|write|dump|mkdir|makedirs|rename|replace|sync")
+_READS = re.compile(rb"read|load|fetch|getitem|collate|decode|next")
+_BEFORE, _FRAMES = 4096, 4
 
 
 def _in_context(scan: FileScan, hit: Hit, claim: Claim) -> Claim:
-    """A full device is /dev/shm if the traceback above the error came through shared memory."""
-    if claim.category != "disk_full" or scan.path.suffix in (".gz", ".zst"):
+    """What the traceback above an error tells: the same words of another call have another cause.
+
+    A full device is /dev/shm if the call came through shared memory, and an I/O error of a call
+    that writes is no bad sample.
+    """
+    is_io = claim.category == "data_error" and "[Errno 5]" in claim.text
+    if (claim.category != "disk_full" and not is_io) or scan.path.suffix in (".gz", ".zst"):
         return claim
     try:
         with scan.path.open("rb") as file:
@@ -99,7 +111,11 @@ def _in_context(scan: FileScan, hit: Hit, claim: Claim) -> Claim:
             above = file.read(min(_BEFORE, hit.offset))
     except OSError:
         return claim
-    return claim._replace(category="shm_limit") if _SHARED.search(above) else claim
+    if not is_io:
+        return claim._replace(category="shm_limit") if _SHARED.search(above) else claim
+    calls = b" ".join(_FRAME.findall(above)[-_FRAMES:])
+    writes = _WRITES.search(calls) and not _READS.search(calls)
+    return claim._replace(category="node_fault") if writes else claim
 
 
 def _in_table(source: Source, hit: Hit, claim: Claim) -> Claim:
@@ -138,6 +154,10 @@ def is_menu(claim: Claim) -> bool:
     return _MENU in claim.text
 
 
+SURVIVED, _CALM = -1.0, 3
+"""Weight of a wake after which the rank made more steps than could still stand in a buffer."""
+_OF_OTHERS = frozenset({"desync", "rank_blocked", "rendezvous", "rank_layout"})
+"""Causes that every rank reports: who says so came, or waits, and is not to blame for it."""
 _ROOT = 0.6
 """More than the weights between which a candidate's ranks are all culprits."""
 
@@ -151,7 +171,7 @@ def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
         if hit.advice and rule.strength < 3:
             weight -= 0.5
         asked = check and not rule.lasting and not place.kernel
-        if hit.advice and _is_remark(hit.text):
+        if (hit.advice and _is_remark(hit.text)) or _only_warns(rule.category, hit.text):
             weight = 0.1
         elif place.kernel:
             weight += 0.25
@@ -161,13 +181,16 @@ def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
             weight -= 0.4
         if _MENU in hit.text:
             weight = 0.5
+    elif check and not is_timeout(hit.text) and _went_on(source.scan, hit, rank, for_lines=_CALM):
+        weight = SURVIVED
     named = ranks_listed(hit.named["rank"]) if "rank" in hit.named else ()
     named += ranks_listed(hit.named["ranks"]) if "ranks" in hit.named else ()
     named += tuple(int(rank) for rank in _CULPRITS.findall(hit.text))
-    if place.rank is None and said is not None and rule.category not in ("desync", "rank_blocked"):
+    if place.rank is None and said is not None and rule.category not in _OF_OTHERS:
         named += (said,)
     pid = (hit.named.get("pid") or hit.named.get("reaped") or "").split(",")[0].strip()
-    device = _bus(hit.named.get("gpu", "")) or (f"pid {pid}" if pid else "") or gpu_in(hit.text)
+    bus = hit.named.get("gpu") or (bus_in(hit.text) if rule.category.startswith("gpu_") else "")
+    device = _bus(bus) or (f"pid {pid}" if pid else "") or gpu_in(hit.text)
     peer = peer_in(hit.text) if rule.category == "net_unreachable" else ""
     node = peer or node_in(hit.text) or source.host or place.node
     return Claim(
@@ -187,7 +210,8 @@ _APPENDED = re.compile(r"[.;] +hint: .*", re.IGNORECASE)
 _CULPRITS = re.compile(r"\bCulprit rank (\d{1,7})\b")
 """torch's reader of flight-recorder dumps names several in one line."""
 _REMARK = re.compile(
-    r"\bhint\b|\bcaught (?:a |an )?[\w.]+|\brun ?book\b|\btrying \d|\bignored?\b", re.I
+    r"\bhint\b|\bcaught (?:a |an )?[\w.]+|\brun ?book\b|\btrying \d|\bignored?\b",
+    re.I,
 )
 
 
@@ -202,8 +226,17 @@ def _is_remark(text: str) -> bool:
     return _REMARK.search(_APPENDED.sub("", text)) is not None
 
 
-def _went_on(scan: FileScan, hit: Hit, rank: int | None) -> bool:
-    """Whether the rank reports progress after the hit."""
+_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
+_MACHINE = ("hardware", "host")
+
+
+def _only_warns(category: str, text: str) -> bool:
+    """A warning of Python, after which a program goes on; of an unfit machine it only warns."""
+    return _WARNING.search(text) is not None and CATEGORIES[category].domain not in _MACHINE
+
+
+def _went_on(scan: FileScan, hit: Hit, rank: int | None, *, for_lines: int = 1) -> bool:
+    """Whether the rank reports progress after the hit, in at least so many lines."""
     if scan.path.suffix in (".gz", ".zst"):
         return False
     try:
@@ -212,9 +245,11 @@ def _went_on(scan: FileScan, hit: Hit, rank: int | None) -> bool:
             after = file.read(_AFTER)
     except OSError:
         return False
+    seen = 0
     for line in after.split(b"\n")[1:]:
         text = line[:512].decode(errors="replace")
-        if is_progress(text) and (rank_in(text) in (None, rank) or rank is None):
+        seen += is_progress(text) and (rank_in(text) in (None, rank) or rank is None)
+        if seen >= for_lines:
             return True
     return False
 

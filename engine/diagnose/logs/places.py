@@ -48,9 +48,13 @@ _LINE_NODE = (
     re.compile(r"^((?:node|host|gpu|worker|dgx|ip)-[a-z0-9.-]{1,40}): "),
     re.compile(r"^(\d{1,3}(?:\.\d{1,3}){3}): "),
     re.compile(r"^([A-Za-z]{1,12}-?\d{2,10}): "),
+    re.compile(r"\bnode id: \w+ and (?:ip|address): (\d{1,3}(?:\.\d{1,3}){3})"),
     re.compile(r"\b(?:ON|on) ((?:node|host)[\w.-]{1,40})"),
 )
-_PEER = re.compile(r"(?:[Cc]onnect\w*|[Rr]oute|reach\w*) (?:to )?\[?(\d{1,3}(?:\.\d{1,3}){3})")
+_PEER = re.compile(
+    r"(?:[Cc]onnect\w*|[Rr]oute|reach\w*|\bssh(?: -\w(?: \w+=\w+)?)*) (?:to )?"
+    r"\[?(\d{1,3}(?:\.\d{1,3}){3})"
+)
 _GPU_INDEX = re.compile(r"^(?:\S+ )?\[(\d{1,3})\] .*(?:NCCL|WARN|Cuda)")
 
 
@@ -102,6 +106,18 @@ def peer_in(text: str) -> str:
 def gpu_in(text: str) -> str:
     """The device index in an NCCL line without a host, empty if none."""
     found = _GPU_INDEX.search(text)
+    return found[1] if found else ""
+
+
+_BUS = re.compile(
+    r"(?:GPU|NVRM|amdgpu|Xid).{0,40}?\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)\b",
+    re.IGNORECASE,
+)
+
+
+def bus_in(text: str) -> str:
+    """The PCI address of a GPU that a line names, empty if none."""
+    found = _BUS.search(text)
     return found[1] if found else ""
 
 

@@ -1,6 +1,7 @@
 """Findings that no single line shows: who waits elsewhere, who is silent, who was busy."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -11,7 +12,7 @@ from engine.diagnose.logs.claims import Claim, Source
 from engine.diagnose.logs.places import is_progress, rank_in
 from engine.diagnose.logs.scan import FileScan
 from engine.diagnose.logs.series import find_jumps, find_shift
-from engine.diagnose.logs.watchdog import Crowd, Stall, crowd
+from engine.diagnose.logs.watchdog import Crowd, Stall, crowd, is_timeout
 
 _BUSY = re.compile(
     r"\d+%\|.*\| *\d+/\d+ \[|\b(?:tokeniz|preprocess|map|generating|building|download|load|convert|"
@@ -58,7 +59,7 @@ def _parted(stalls: tuple[Stall, ...]) -> Finding:
     return Finding(
         kind="hang",
         category="desync",
-        ranks=tuple(sorted(same)) if len(same) == 1 else (),
+        ranks=tuple(sorted(same)) if len(same) == 1 else _fewer(stalls),
         confidence=0.8,
         what=f"ranks wait in different collectives of one group: {listed}",
         why="their order of calls parted",
@@ -66,6 +67,14 @@ def _parted(stalls: tuple[Stall, ...]) -> Finding:
         next=next_step("desync"),
         source="logs",
     )
+
+
+def _fewer(stalls: tuple[Stall, ...]) -> tuple[int, ...]:
+    """Who waits in another call than at least twice as many others; nobody if that is not clear."""
+    calls = Counter((s.seq, s.op, s.numel) for s in stalls)
+    usual, votes = calls.most_common(1)[0]
+    others = [s.voice for s in stalls if (s.seq, s.op, s.numel) != usual]
+    return tuple(sorted(others)) if votes >= 2 * len(others) else ()
 
 
 def _lines(stalls: Iterable[Stall], first: Stall) -> tuple[Evidence, ...]:
@@ -176,11 +185,6 @@ def _tells(text: str) -> int:
     if "operation timeout" in text or "Timeout at NCCL work" in text:
         return 0
     return 1 if is_timeout(text) else 2
-
-
-def is_timeout(text: str) -> bool:
-    """Whether a wake is a time-out, so that somebody waited."""
-    return "imeout" in text or "timed out" in text or "atchdog" in text
 
 
 def _claim_lines(claim: Claim | None) -> tuple[Evidence, ...]:

@@ -68,6 +68,7 @@ RULES: tuple[Rule, ...] = (
     _r("code_error", 3, r"device-side assert triggered|Assertion `[^`]*`? failed|: block: \[.*thread: \["),
     _r("gpu_fault", 2, r"an illegal (?:memory access|instruction) was encountered|unspecified launch failure|CUDA(?: runtime)? error.*(?:illegal memory access|illegal instruction|misaligned address|invalid program counter|hardware stack error|launch timed out|invalid address space|tensor memory|memory access fault)|CUDA_ERROR_(?:ILLEGAL_\w+|MISALIGNED_ADDRESS|LAUNCH_FAILED|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|INVALID_PC|CONTAINED)|cudaError(?:Illegal\w+|LaunchFailure|MisalignedAddress)|Cuda failure.*'(?:an illegal memory access|an illegal instruction|unspecified launch failure|misaligned address)|Memory access fault by GPU|HSA_STATUS_ERROR_(?!OUT)|CU(?:DNN|BLAS)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"),
     _r("gpu_fault", 2, r"amdgpu.*(?:GPU reset begin|ring \S+ timeout|HW ASIC hang|page fault)|HSA exception|GPU hang|GCVM_L2_PROTECTION_FAULT"),
+    _r("gpu_ecc", 2, r"\buncorrectable hardware error\(ERREVENT_\w+\) detected", needs="ERREVENT"),
     # --- the host itself: EDAC, machine checks, APEI, thermal zones, block devices, file systems on them
     _r("node_fault", 3, r"\bEDAC \w+: [1-9]\d* UE\b|EDAC\b.*HANDLING MCE MEMORY ERROR.*\bUE\b|Kernel panic - not syncing: .*machine check"),
     _r("node_fault", 3, r"\[Hardware Error\]:.*(?:event severity: (?:fatal|recoverable)|Uncorrected error|Processor context corrupt)|Memory failure: 0x\w+: .*(?:Failed|Killing)"),
@@ -115,6 +116,7 @@ RULES: tuple[Rule, ...] = (
     # --- disks
     _r("disk_full", 3, r"No space left on device|Disk quota exceeded|\bENOSPC\b|DiskPressure|low on resource: \[?ephemeral-storage|disk is full|not enough (?:free )?(?:disk )?space|quota (?:limit )?exceeded"),
     _r("disk_full", 3, r"\[Errno (?:28|122)\]|errno[ :=]+28\b", needs="rrno"),
+    _r("disk_full", 3, r"ephemeral (?:local )?storage (?:usage exceeds|limit)|exceed\w* (?:its|the) local ephemeral[- ]storage|EmptyDir volume \S+ exceeds the limit"),
     _r("disk_full", 2, r"\bwrite\(\): fd \d+ (?:failed|claims)", needs="write()"),
     _r("disk_full", 2, r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"),
     # --- checkpoints
@@ -124,6 +126,8 @@ RULES: tuple[Rule, ...] = (
     _r("scheduler", 3, r"^(?!.*got preempted, or crashed).*(?:DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAIL\w*|TASK FAIL\w*)|JOB \S+ (?:\S+ )?ON \S+ CANCELLED AT|preempting to accommodate|PreemptionByScheduler|DeletionByTaintManager|EvictionByEvictionAPI|TerminationByKubelet|imminent node shutdown|interruption notice|job is preempted|(?<!no )\bpreempt(?:ed|ion)\b.*(?:job|signal|node|pod|requeue|notice|by)|(?:job|pod|node|instance|workload)\b.*\bpreempt|being preempted|requeu(?:e|ed|ing)\b|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|exceeded (?:its )?(?:wall ?time|time limit|deadline)|walltime|time limit reached|MaxRuntimeExceeded|maximum (?:run ?time|duration)|job (?:time|run ?time) (?:limit|exceeded)|(?:SIG\w+|killed|terminated|cancel\w*|slurm)\b.*\btime limit|TaintManagerEviction|NodeShutdown|node is (?:shutting down|being drained)|Spot\b.*(?:interruption|reclaim|terminat)|instance-action|maintenance event|activeDeadlineSeconds|DeadlineExceeded: Job|scancel|qdel|Evicted: |was evicted|pod .*evict)"),
     _r("scheduler", 3, r"(?-i:\bPREEMPTED\b|\bNODE_FAIL\b)|\bJob ?State[:=] ?(?:TIMEOUT|DEADLINE|CANCELLED)|\bState: (?:TIMEOUT|CANCELLED) \(|\bReason=(?:TimeLimit|NodeFail|Preempt\w*)\b"),
     _r("scheduler", 2, r"FailedScheduling|NodeNotReady|Node failure on|node \S+ (?:is|was) (?:drained|cordoned|not ready)|marked dead because the autoscaler"),
+    _r("scheduler", 2, r"received (?:[12]|Signals\.SIG(?:HUP|INT)) death signal|SignalException: Process \d+ got signal: [12]\b", needs="ignal"),
+    _r("crash", 2, r"marked dead because the detector has missed|because its node has died\b", needs="because"),
     _r("scheduler", 1, r"\bCANCELLED AT\b"),
     # --- files that only some nodes see
     _r("fs_missing", 3, r"Stale file handle|after transport endpoint shutdown|\[Errno (?:107|108|116|121)\]|Transport endpoint is not connected|MountVolume\S* failed|mount(?:ing)? failed|nfs: server \S+ not responding|LustreError|Remote I/O error"),
@@ -132,11 +136,13 @@ RULES: tuple[Rule, ...] = (
     # --- services that refuse: hubs and object stores
     _r("service_limit", 2, r"\b429\b.{0,40}Too Many Requests|\bTooManyRequests|(?-i:\bSlowDown\b)|reduce your request rate|rate ?limit (?:exceeded|reached)|rateLimitExceeded|ThrottlingException"),
     _r("service_limit", 2, r"\b503\b.{0,40}(?:Service Unavailable|Slow Down)|ServiceUnavailable: 503", needs="S"),
+    _r("service_limit", 1, r"HTTP Error (?:429|503) thrown while requesting|rate limited\. waiting"),
     # --- links and adapters
     _r("nic_link", 3, r"async (?:fatal )?event ?: ?(?:port error|local catastrophic|device fatal|QP fatal|.*error)|port error|IBV_EVENT_(?:PORT_ERR|DEVICE_FATAL)|\b(?:mlx[45]_\w+|bnxt_\w+|ice|ena|efa\d*|ib\d+|eth\d+|en[sp]\d\w*|bond\d+|irdma|hfi1\w*)\b[: ].*(?:link (?:is )?down|lost carrier|port down|health (?:poll )?(?:failed|compromised)|fatal error|firmware (?:fatal|error)|internal error|tx timeout|transmit queue .*timed out)|NIC Link is Down|link state changed to DOWN|port \d+ state (?:changed to )?(?:DOWN|ERROR)|NETDEV WATCHDOG|catastrophic error|async fatal event|Port module event\[error\]|mlx5_error_sw_reset|mlx5_health_try_recover|health compromised|status definitely down|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|link (?:flap|fail)\w*|IBV_WC_(?:RETRY|RNR_RETRY)\w*"),
     _r("nic_link", 2, r"IBV_WC_SUCCESS\b.*\berror|IBV_WC_(?:FATAL|REM_\w+|LOC_\w+|RESP_TIMEOUT)_ERR|\bstate DOWN\b.* physical_state|physical_state (?:POLLING|DISABLED|LINK_ERROR_RECOVERY)"),
-    _r("nic_link", 2, r"Got completion (?:from peer \S+ )?with (?:error|status)[ =](?:12|13)\b", needs="completion"),
-    _r("nic_link", 2, r"(?:transport )?retry counter exceeded|RNR retry|vendor[ _]err(?:or)? ?(?:=|:)? ?(?:129|249)\b|NET/OFI.*(?:error|failed)|OFI.*completion error|libfabric.*error"),
+    _r("nic_link", 2, r"Got completion (?:from peer \S+ )?with (?:error|status)[ =](?:7|11|12|13|16|19|20|21)\b", needs="completion"),
+    _r("nic_link", 2, r"(?:transport )?retry counter exceeded|RNR retry|vendor[ _]err(?:or)? ?(?:=|:)? ?129\b|NET/OFI.*(?:error|failed)|OFI.*completion error|libfabric.*error"),
+    _r("nic_link", 1, r"vendor[ _]err(?:or)? ?(?:=|:)? ?249\b", needs="vendor"),  # a request that was flushed after another had failed
     _r("nic_link", 2, r"Transport retry count exceeded|Work completion status: (?:remote|unreachable|local)|wait_func.*timeout\. Will cause a leak|link_downed[ :=]+[1-9]|port .* (?:is |in state )(?:down|not active)|cxi.*(?:fatal|retry|link (?:is )?down)|endpoint timeout"),
     # --- NCCL's RAS and its like: who is behind, without a word why
     _r("unknown_hang", 1, r"task:(?P<rank>\d+) heartbeat timeout", needs="heartbeat"),
@@ -153,7 +159,7 @@ RULES: tuple[Rule, ...] = (
     _r("port_in_use", 3, r"EADDRINUSE|address already in use|port \S+ (?:is )?(?:already )?(?:in use|taken|occupied)|failed to bind to|could not bind to|cannot bind|Failed to start (?:RPC|gRPC) server|another process is utilizing it|port is already allocated|Only one usage of each socket address"),
     # --- members and places
     _r("rank_layout", 3, r"Duplicate GPU detected ?: rank (?P<ranks>\d+ and rank \d+)", needs="Duplicate"),
-    _r("rank_layout", 3, r"invalid device ordinal|both on CUDA device|rank \d+ of \d+ ranks has already checked in|mismatch in rank count|(?:not|must be) (?:evenly )?divisible by .*(?:parallel|world|GPUs?|ranks?|devices?|\b[tpd]p\b)|(?:number of |num[-_ ])(?:GPUs|ranks|devices|processes)\b.* not divisible|world[-_ ]?size\b.*(?:not divisible|is not|must be|less than|greater than|does not)|(?:not divisible|must (?:be|equal|divide)).*world[-_ ]?size|\bnproc\w*.*(?:greater|more|exceed)|not enough (?:GPUs|devices)|number of (?:processes|ranks|workers|GPUs|devices)\b.*(?:does not|do not|doesn.t|not) (?:match|equal)|(?:only|just) \d+ (?:GPUs?|devices?) (?:are |is )?(?:visible|available)|(?:tensor|pipeline|data|context|expert)[-_ ](?:model[-_ ])?parallel[-_ ]size.*(?:divis|divide|must)|local[-_ ]rank.*(?:out of range|exceed|>=)|rank \d+ .*out of range|invalid rank|ncclInvalidArgument.*rank"),
+    _r("rank_layout", 3, r"invalid device ordinal|both on CUDA device|rank \d+ of \d+ ranks has already checked in|mismatch in rank count|(?:not|must be|should be) (?:evenly )?divisible by .*(?:parallel|world|GPUs?|ranks?|devices?|\b[tpd]p\b)|(?:number of |num[-_ ])(?:GPUs|ranks|devices|processes)\b.* not divisible|world[-_ ]?size\b.*(?:not divisible|is not|must be|less than|greater than|does not)|(?:not divisible|must (?:be|equal|divide)).*world[-_ ]?size|\bnproc\w*.*(?:greater|more|exceed)|not enough (?:GPUs|devices)|number of (?:processes|ranks|workers|GPUs|devices)\b.*(?:does not|do not|doesn.t|not) (?:match|equal)|(?:only|just) \d+ (?:GPUs?|devices?) (?:are |is )?(?:visible|available)|(?:tensor|pipeline|data|context|expert)[-_ ](?:model[-_ ])?parallel[-_ ]size.*(?:divis|divide|must)|local[-_ ]rank.*(?:out of range|exceed|>=)|rank \d+ .*out of range|invalid rank|ncclInvalidArgument.*rank"),
     _r("rank_layout", 3, r"your machine only has|tasks per node configured in SLURM|Invalid parallel dims|No slot .* specified on host|train_batch_size is not equal to|!= ?world_size|is not equal to .*world[-_ ]?size|(?:GPU|device) ids? .*(?:out of range|not available|invalid)|requested gpu|only supports? \d+ (?:GPU|device)|mesh (?:shape|size|dim).*(?:world|devices|match)"),
     _r("rank_blocked", 3, r"retrieving ncclUniqueId from \[(?P<rank>\d+)\]", needs="ncclUniqueId"),
     _r("rendezvous", 3, r"\d+/\d+ clients joined|Rendezvous(?:Timeout|Connection|Closed|State|Graceful\w*)\w*Error|waiting for clients|rendezvous.*(?:timed? ?out|fail|closed|timeout)|(?:timed out|waiting).*(?:nodes|members|workers|peers|ranks) to (?:join|register|connect)|DistStoreError|wait timeout after \d+ ?ms, keys|not all (?:nodes|ranks|members|workers).*(?:join|start|connect)"),
@@ -183,8 +189,10 @@ RULES: tuple[Rule, ...] = (
     _r("pcie_acs", 2, r"peer access is not supported|peer mapping|P2P .*(?:disabled|unavailable|not supported) between"),
     # --- data
     _r("data_error", 3, r"short read|UnidentifiedImageError|truncated (?:image|JPEG|record|sample|shard|file)|image file is truncated|(?:corrupt|bad|broken|invalid|malformed|damaged)\w* (?:sample|shard|image|record|jpeg|document|row|tar|parquet|arrow|data (?:file|point|sample|shard))|tarfile\.ReadError|ReadError\(|processing shard|shard\b.*(?:checksum|mismatch|corrupt|truncat)|record .*(?:checksum|mismatch)|Not an Arrow file|Hash mismatch|JSON parse error|ArrowInvalid|JSONDecodeError|Could not deserialize|invalid (?:parquet|jsonl?) |(?:sample|shard|record|document) \S+ (?:is|was) (?:corrupt|empty|invalid|malformed|bad)|DataLossError|checksum .*(?:sample|shard|record)|magic bytes not found|\[Errno 5\] Input/output error|UnicodeDecodeError"),
+    _r("data_error", 2, r"mmap (?:length|offset) is greater than file size|cannot mmap an empty file"),
     # --- unreachable
     _r("net_unreachable", 3, r"No route to host|Network is unreachable|Host is unreachable|Destination .*unreachable|errno[ :=]+113\b|firewall|iptables"),
+    _r("net_unreachable", 2, r"\bssh\b.*(?:exit status|exit code|exited with) 255\b|not reachable via ssh", needs="ssh"),
     _r("net_unreachable", 2, r"Connection refused|connect\w* .*(?:timed out|timeout)|Connection timed out|failed to connect to|\bECONNREFUSED\b|\bETIMEDOUT\b|\bEHOSTUNREACH\b|connect to \S+ failed"),
     _r("net_unreachable", 1, r"socket\.cc:\d+ -> \d+ \((?:Operation now in progress|Connection timed out|No route)", needs="socket.cc"),
     _r("net_unreachable", 2, r"Max retries exceeded|couldn.t connect to '?http|Could not connect to the endpoint|EndpointConnectionError|Software caused connection abort|returned (?:No route|Connection (?:refused|timed))|exceeded error retry count"),
@@ -198,6 +206,7 @@ RULES: tuple[Rule, ...] = (
     _r(WAKE, 0, r"Watchdog caught collective operation timeout|Timed out waiting \d* ?ms for (?:recv|send)|Application timeout caused pair closure|Timeout at NCCL work|To avoid data inconsistency|Received a (?:dump|global timeout) signal|preparing to dump debug info|failure detected by watchdog|Exception \(either an error or timeout\) detected by watchdog|NCCL operations have failed or timed out|Observed flight recorder dump signal"),
     _r(WAKE, 0, r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection closed by remote peer|remote process exited|ncclRemoteError|communicator was aborted|Heartbeat monitor timed out|watchdog got stuck|failed to recv, got 0 bytes|TCPStore server has shut down|(?:recv|send)(?:Value|Bytes)\w* (?:failed|on)|should dump flag|work request flushed|socketProgress|NCCL Exception occurred"),
     _r(WAKE, 0, r"ChildFailedError|Sending process \d+ closing signal|closing signal SIGTERM|received .*death signal|Signal 15|Signal(?:s\.| )?\(?SIGTERM|SignalException|SIGTERM received|Killing subprocess|exitcode *: *-15|Exited with exit code|task \S+: (?:Killed|Terminated|Exited|Aborted)|MPI_ABORT|Other Failures:|process group.*(?:abort|shut)|Terminating process because|Barrier timed out|DEADLINE_EXCEEDED|terminate called|exit code -6|SIGABRT|EngineCore failed|srun: error|MESSAGE_TASK_EXIT|Fatal Python error: Aborted|KeyboardInterrupt|ActorDiedError|ActorHandleNotFound|WorkerCrashed"),
+    _r(WAKE, 0, r"Failed to execute operation \w+ from rank \d+, retcode 6\b", needs="retcode"),  # the far side had gone
     _r(WAKE, 0, r"Root Cause \(first observed", needs="Root Cause"),
     _r(WAKE, 0, r"failed \(exitcode: -?\d+\) local_rank: \d+", needs="exitcode"),
     _r(WAKE, 0, r"NCCL watchdog thread terminated|watchdog thread terminated with exception|Process group watchdog"),
@@ -205,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     _r("rendezvous", 1, r"Socket Timeout"),
     # --- NCCL's own summaries, when no line says more
     _r("shm_limit", 1, r"NCCL WARN.*\b(?:shm|shared memory)\b"),
-    _r("net_config", 1, r"NCCL WARN.*\b(?:NET|IB|RoCE|ibv_\w+|QP|GID|HCA|socket|interface|OFI|UCX)\b|ncclSystemError|unhandled system error|Failed to execute operation (?:Connect|Setup|Init)"),
+    _r("net_config", 1, r"NCCL WARN.*\b(?:NET|IB|RoCE|ibv_\w+|QP|GID|HCA|socket|interface|OFI|UCX)\b|ncclSystemError|unhandled system error|Failed to execute operation (?:Connect|Setup|Init)(?!.*retcode 6\b)"),
     _r("gpu_fault", 1, r"NCCL WARN Cuda failure|ncclUnhandledCudaError|unhandled cuda error|CUDA error: |CUDA_ERROR_\w+|HCCL error|error code is 507\d+"),
     _r("lib_bug", 1, r"NCCL WARN (?!.*(?:libibverbs|NUMA auto balancing|Missing \"iommu))(?:.*(?:error|fail|invalid|no algorithm|unsupported|unexpected|abort))"),
     _r("rank_layout", 2, r"ncclInvalidUsage"),

@@ -14,6 +14,7 @@ import msgspec
 from engine.diagnose.categories import CATEGORIES, next_step
 from engine.diagnose.finding import Evidence, Finding, Kind, Symptom
 from engine.diagnose.logs.claims import (
+    SURVIVED,
     Claim,
     Source,
     claims_of,
@@ -24,10 +25,10 @@ from engine.diagnose.logs.claims import (
     source_of,
 )
 from engine.diagnose.logs.scan import FileScan
-from engine.diagnose.logs.stalls import is_timeout, stall_findings
+from engine.diagnose.logs.stalls import stall_findings
 from engine.diagnose.logs.summary import Failed
 from engine.diagnose.logs.table import WAKE
-from engine.diagnose.logs.watchdog import read_stall
+from engine.diagnose.logs.watchdog import is_timeout, read_stall
 
 _PERF: dict[str, Kind] = {"perf_gc": "perf", "perf_data": "perf", "perf_straggler": "straggler"}
 _OF_ONE_RANK = frozenset(
@@ -65,7 +66,7 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     """Findings of the logs below `root`, best first, and the wakes they left as symptoms."""
     sources = [source_of(scan, root) for scan in scans]
     claims = [claim for source in sources for claim in claims_of(source)]
-    wakes = [claim for claim in claims if claim.category == WAKE]
+    wakes = [c for c in claims if c.category == WAKE and c.weight > SURVIVED]
     timed_out = any(is_timeout(wake.text) for wake in wakes)
     claims = [claim for claim in claims if not _after_time_out(claim, wakes)]
     first = {str(s.scan.path): failed for s in sources if (failed := first_worker(s)) is not None}

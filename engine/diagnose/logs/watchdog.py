@@ -17,7 +17,7 @@ _STATUS = re.compile(
     r"(?:work(?: sequence id)?: ?|Timeout at NCCL work: ?)(\d+).*?"
     r"last completed(?: NCCL)? work: ?(-?\d+)"
 )
-_GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID \d+)?(?:\((\w+)\))?")
+_GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID (\w+))?(?:\((\w+)\))?")
 
 _WORLD_LIMIT = 1 << 20
 """Ranks; a line that names a larger one does not tell who is missing."""
@@ -53,10 +53,15 @@ class Crowd(NamedTuple):
     world: int
 
 
+def is_timeout(text: str) -> bool:
+    """Whether a wake is a time-out, so that somebody waited."""
+    return "imeout" in text or "timed out" in text or "atchdog" in text
+
+
 def read_stall(rank: int, text: str, *, file: str, line: int) -> Stall | None:
     """The collective a watchdog line speaks of, None if it names none."""
     group = _GROUP.search(text)
-    name = (group[2] or group[1]) if group else ""
+    name = _name(group) if group else ""
     named = rank_in(text)
     voice = rank if named is None else named
     work = _WORK.search(text)
@@ -67,6 +72,12 @@ def read_stall(rank: int, text: str, *, file: str, line: int) -> Stall | None:
     if status is not None:
         return Stall(rank, voice, name, int(status[1]), "", -1, file, line, text)
     return None
+
+
+def _name(group: re.Match[str]) -> str:
+    """What is the same on all members: the number of all groups and the description, if there."""
+    number, everywhere, description = group.groups()
+    return f"{everywhere or ''}({description or ''})" if everywhere or description else number
 
 
 def crowd(stalls: Iterable[Stall], reporting: Iterable[int], *, world: int) -> Crowd:
@@ -83,16 +94,44 @@ def crowd(stalls: Iterable[Stall], reporting: Iterable[int], *, world: int) -> C
 
 
 def _parted(stalls: tuple[Stall, ...]) -> tuple[Stall, ...]:
-    """Reports, within one file, of voices that wait in different collectives of one group."""
+    """Reports of voices that wait in different collectives of one group.
+
+    Of one file, or of any files where the group's name is the same everywhere and nowhere else.
+    """
     groups: dict[tuple[str, str], dict[int, Stall]] = {}
     for stall in stalls:
         if stall.op:
-            group = (stall.file, _known_group(stall, stalls))
-            groups.setdefault(group, {}).setdefault(stall.voice, stall)
-    for voices in groups.values():
+            name = _known_group(stall, stalls)
+            for place in (stall.file, "") if _GLOBAL.match(name) else (stall.file,):
+                groups.setdefault((place, name), {}).setdefault(stall.voice, stall)
+    for (place, name), voices in groups.items():
+        same = _same_number(voices.values(), at_least=0 if name else _UNLIKELY)
+        if same:
+            return same
         ops = Counter((s.seq, s.op) for s in voices.values())
-        if len(ops) > 1 and ops.most_common(1)[0][1] <= max(1, len(voices) // 2):
+        if place and len(ops) > 1 and ops.most_common(1)[0][1] <= max(1, len(voices) // 2):
             return tuple(voices.values())
+    return ()
+
+
+_GLOBAL = re.compile(r"\w+\(")
+_PAIRED = frozenset({"SEND", "RECV", "COALESCED", "UNKNOWN"})
+_EQUAL = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
+"""Calls whose members all give the same number of elements."""
+_UNLIKELY = 1000
+"""Old lines name no group. Two groups are at the same number by chance at their beginning only."""
+
+
+def _same_number(voices: Iterable[Stall], *, at_least: int) -> tuple[Stall, ...]:
+    """Reports of one group and number that name different calls or sizes: no vote is needed."""
+    by_seq: dict[int, list[Stall]] = {}
+    for stall in voices:
+        if stall.seq >= at_least and stall.op not in _PAIRED:
+            by_seq.setdefault(stall.seq, []).append(stall)
+    for found in by_seq.values():
+        sizes = {s.numel for s in found if s.numel >= 0}
+        if len({s.op for s in found}) > 1 or (len(sizes) > 1 and found[0].op in _EQUAL):
+            return tuple(found)
     return ()
 
 

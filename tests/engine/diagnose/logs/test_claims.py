@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from engine.diagnose.logs.claims import claims_of, pid_ranks, source_of
+from engine.diagnose.logs.claims import SURVIVED, claims_of, pid_ranks, source_of
 from engine.diagnose.logs.scan import Scanner
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
@@ -99,6 +99,8 @@ def test_devices_are_addresses_processes_or_indices(tmp_path):
     )
     line = "GPU 0000:87:00.0 has fallen off the bus and is not responding"
     assert one(tmp_path, line + "\n").device == "0000:87:00.0"
+    line = "NVRM: GPU at PCI:0000:17:00: GPU is lost"  # the rule that counts names no address
+    assert one(tmp_path, line + "\n").device == "0000:17:00.0"
     assert one(tmp_path, "[5] misc.cc:1 NCCL WARN Cuda failure 'x'\n").device == "5"
 
 
@@ -170,3 +172,51 @@ def test_a_hint_after_a_report_leaves_it_a_report(tmp_path):
     report = "TPU VM a is in PREEMPTED state. Skipping. Hint: see the docs.\n"
     assert one(tmp_path, report, "job.log").weight == 3
     assert one(tmp_path, f"hint: {OOM}\n", "job.log").weight == 0.1
+
+
+def test_an_io_error_is_a_bad_sample_unless_the_call_wrote(tmp_path):
+    error = "OSError: [Errno 5] Input/output error: '/d/x'\n"
+    frame = '  File "/x.py", line 7, in {}\n    call()\n'
+    for calls, category in (
+        (("train", "makedirs", "mkdir"), "node_fault"),
+        (("main", "save_checkpoint", "_write"), "node_fault"),
+        (("__getitem__", "read"), "data_error"),
+        (("save_samples", "load_image"), "data_error"),  # the nearest calls: it read
+        ((), "data_error"),
+    ):
+        text = "".join(frame.format(call) for call in calls)
+        assert one(tmp_path, text + error).category == category
+
+
+def test_who_came_is_not_to_blame_for_who_did_not(tmp_path):
+    line = "Timed out initializing process group in store based barrier on rank: 0, for key: k:1"
+    claim = one(tmp_path, line + "\n", "job.log")
+    assert (claim.category, claim.rank, claim.named) == ("rendezvous", 0, ())
+
+
+def test_a_word_after_node_is_no_name(tmp_path):
+    log = tmp_path / "job.log"
+    for head, host in (
+        ("Starting multi-node training", ""),
+        ("Setting up node rank 0", ""),
+        ("running on node c12-4", "c12-4"),
+        ("hostname: trainer", "trainer"),
+        ("node=alpha", "alpha"),
+    ):
+        log.write_text(head + "\n")
+        assert source_of(Scanner().scan(log), tmp_path).host == host
+
+
+def test_a_wake_after_which_steps_went_on_woke_nobody(tmp_path):
+    wake = "pdsh@head: node-3: ssh exited with exit code 1\n"
+    steps = "".join(STEP.format(n=n) + "\n" for n in range(3))
+    assert one(tmp_path, wake + steps, "job.log").weight == SURVIVED
+    assert one(tmp_path, wake + STEP.format(n=1) + "\n", "job.log").weight == 0  # from a buffer?
+    late = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(OpType=SEND)\n"
+    assert one(tmp_path, late + steps, "job.log").weight == 0  # who waited so long was not well
+
+
+def test_a_warning_of_python_is_advice(tmp_path):
+    text = "should be divisible by tensor parallel size"
+    assert one(tmp_path, f"/x/y.py:3: UserWarning: {text}\n").weight == 0.1
+    assert one(tmp_path, f"ValueError: vocab {text}\n").category == "rank_layout"

@@ -165,3 +165,11 @@ def test_steps_that_jump_are_looked_for_only_where_nothing_else_is(tmp_path):
     assert finding.evidence[0].line == 3
     weak = cause(0.2)
     assert find([weak], logs=logs) == [weak]
+
+
+def test_of_three_the_one_that_calls_something_else_is_named():
+    told = [stall(0, op="REDUCE", file="job"), *(stall(r, file="job") for r in (1, 5))]
+    (finding,) = find(stalls=told, wakes=[wake(s.rank) for s in told])
+    assert (finding.category, finding.ranks) == ("desync", (0,))
+    (finding,) = find(stalls=told[:2], wakes=[wake(s.rank) for s in told[:2]])
+    assert (finding.category, finding.ranks) == ("desync", ())  # one against one

@@ -30,7 +30,8 @@ def test_a_line_in_another_ranks_file_has_its_own_voice():
         ("[PG 2 Rank 1] Timeout at NCCL work: 31, last enqueued NCCL work: 40, "
          "last completed NCCL work: 30.", "2", 31, ""),
         ("[PG ID 1 PG GUID 5(mesh_dp) Rank 1] WorkNCCL(SeqNum=3, OpType=SEND)",
-         "mesh_dp", 3, "SEND"),
+         "5(mesh_dp)", 3, "SEND"),
+        ("[PG ID 3(TP) Rank 1] WorkNCCL(SeqNum=3, OpType=SEND)", "(TP)", 3, "SEND"),
         ("WorkNCCL(OpType=BARRIER, Timeout(ms)=1)", "", -1, "BARRIER"),
         ("last enqueued work: 7, last completed work: -1", "", 7, ""),
     ],
@@ -115,3 +116,32 @@ def test_a_report_without_a_group_takes_what_its_voice_says_elsewhere():
     known = stall(0, 1, op="", voice=0, group="7")
     assert crowd([bare, known, stall(0, 6, voice=1, group="7")], [], world=2).parted != ()
     assert crowd([bare, stall(0, 6, voice=1, group="7")], [], world=2).parted == ()
+
+
+def sized(rank, numel, op="BROADCAST"):
+    return stall(rank, op=op)._replace(numel=numel)
+
+
+def test_another_call_under_one_number_needs_no_vote():
+    many = [stall(r, seq=5000, group="") for r in (1, 2, 3, 4)]
+    odd = stall(0, seq=5000, op="REDUCE", group="")
+    assert set(crowd([*many, odd], [], world=8).parted) == {*many, odd}
+    # which group it was is not said: at its start every group is at such a number
+    early = [s._replace(seq=5) for s in (*many, odd)]
+    assert crowd(early, [], world=8).parted == ()
+
+
+def test_sizes_part_where_all_members_give_the_same():
+    assert len(crowd([sized(0, 64), sized(1, 4096)], [], world=2).parted) == 2
+    assert crowd([sized(0, 64), sized(1, -1)], [], world=2).parted == ()  # not printed by all
+    assert crowd([sized(r, 8 + r, "ALLTOALL_BASE") for r in (0, 1)], [], world=2).parted == ()
+    assert crowd([sized(r, 8 + r, "COALESCED") for r in (0, 1)], [], world=2).parted == ()
+
+
+def test_files_are_compared_where_a_groups_name_is_one_for_all():
+    here = stall(0, group="5(TP)", file="a")
+    there = stall(1, op="REDUCE", group="5(TP)", file="b")
+    assert set(crowd([here, there], [], world=2).parted) == {here, there}
+    # a description alone is that of every tensor group of the job
+    other = [s._replace(group="(TP)") for s in (here, there)]
+    assert crowd(other, [], world=2).parted == ()
