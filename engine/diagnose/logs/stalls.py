@@ -9,8 +9,8 @@ import msgspec
 from engine.diagnose.categories import next_step
 from engine.diagnose.finding import Evidence, Finding
 from engine.diagnose.logs.claims import Claim, Source
+from engine.diagnose.logs.ends import first_lines, last_lines, last_words
 from engine.diagnose.logs.places import is_progress, rank_in
-from engine.diagnose.logs.scan import FileScan
 from engine.diagnose.logs.series import find_jumps, find_shift
 from engine.diagnose.logs.watchdog import Crowd, Stall, crowd, is_timeout
 
@@ -48,7 +48,7 @@ def stall_findings(
     if not extra and wakes:
         extra.append(_only_waiting(together, wakes))
     if not extra and not findings:
-        extra += _paces(sources)
+        extra += _paces(sources) or last_words(sources)
     return extra + findings
 
 
@@ -89,7 +89,7 @@ def _busy(together: Crowd, sources: list[Source], stalls: list[Stall]) -> list[F
     if len(together.silent) != 1 or len(sources) > 4 or not stalls:
         return []
     for source in sources:
-        for number, line in [*_first_lines(source.scan), *_last_lines(source.scan)]:
+        for number, line in [*first_lines(source.scan), *last_lines(source.scan)]:
             if _BUSY.search(line) and rank_in(line) in (None, *together.silent):
                 rank = together.silent[0]
                 return [
@@ -194,20 +194,10 @@ def _claim_lines(claim: Claim | None) -> tuple[Evidence, ...]:
     return (Evidence(file=claim.file, line=claim.line, rank=claim.rank, text=text),)
 
 
-def _first_lines(scan: FileScan) -> list[tuple[int, str]]:
-    return list(enumerate(scan.head.split("\n"), 1))
-
-
-def _last_lines(scan: FileScan) -> list[tuple[int, str]]:
-    """The end of a file with the numbers of its lines; the first of them may be cut."""
-    lines = scan.tail.removesuffix("\n").split("\n")
-    return list(enumerate(lines, scan.lines - len(lines) + 1))
-
-
 def _paces(sources: list[Source]) -> list[Finding]:
     """Step times that jump or stay longer, read from the last lines of the first files."""
     for source in sources[:4]:
-        rows = [(n, line) for n, line in _last_lines(source.scan) if is_progress(line)]
+        rows = [(n, line) for n, line in last_lines(source.scan) if is_progress(line)]
         shift = find_shift(rows)
         if shift is not None:
             what = f"from line {shift.line} on every step takes {shift.factor:.1f} times as long"

@@ -4,8 +4,9 @@ import pytest
 
 from engine.diagnose.finding import Finding
 from engine.diagnose.logs.claims import Claim, source_of
+from engine.diagnose.logs.ends import last_lines
 from engine.diagnose.logs.scan import Scanner
-from engine.diagnose.logs.stalls import _last_lines, stall_findings
+from engine.diagnose.logs.stalls import stall_findings
 from engine.diagnose.logs.watchdog import Stall
 
 TIMEOUT = "Watchdog caught collective operation timeout"
@@ -151,7 +152,7 @@ def test_a_bar_at_the_end_of_a_long_log_has_its_own_line(tmp_path):
 def test_lines_of_the_end_are_counted_whatever_ends_the_file(tmp_path, end, count):
     text = "\n".join(f"line {n}" for n in range(1, count + 1)) + end
     (source,) = sources(tmp_path, {"log": text})
-    lines = _last_lines(source.scan)
+    lines = last_lines(source.scan)
     assert lines[-1] == (count, f"line {count}")
     assert lines[-2] == (count - 1, f"line {count - 1}")
     assert all(line == f"line {number}" for number, line in lines[1:])
