@@ -25,9 +25,9 @@ from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill_all
 from bench.faults.net import Network
 from bench.faults.processes import node_family, rank_pid
 from bench.faults.rows import append_rows, known_rows
-from engine.job.drills import family_of
 from engine.job.incident import Incident, Recovery, read_recoveries
 from engine.job.keeper import read_join
+from engine.job.processes import family_of
 from engine.job.view import JobView, read_view
 from engine.train.metrics import read_metrics
 

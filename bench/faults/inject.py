@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.faults.cgroup import Group
 from bench.faults.net import Network
 from engine.comm.resp import Client, parse_url
-from engine.job.drills import family_of, tear_checkpoint
+from engine.job.drills import tear_checkpoint
 from engine.job.keeper import read_join
+from engine.job.processes import family_of
 
 if TYPE_CHECKING:
     from bench.faults.campaign import Job

@@ -1,10 +1,9 @@
 """Processes of a job under test, found as an outsider finds them: by logs and command lines."""
 
 import os
-import sys
 from pathlib import Path
 
-from engine.job.drills import family_of
+from engine.job.processes import executor_of, family_of
 
 
 def rank_pid(folder: Path, rank: int) -> int:
@@ -21,12 +20,5 @@ def rank_pid(folder: Path, rank: int) -> int:
 
 def node_family(folder: Path, node: str) -> list[int]:
     """The executor of a node that joined this job, and all below it."""
-    wanted = [sys.executable, "-m", "engine.job.join", str(folder), node]
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[:5] == [word.encode() for word in wanted]:
-            return family_of(int(path.name))
-    return []
+    pid = executor_of(folder, node)
+    return family_of(pid) if pid else []

@@ -10,9 +10,12 @@ either side may die at any moment.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import shutil
+import signal
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,8 +30,13 @@ from engine.errors import CheckpointError, MissingError
 from engine.spec.base import Noun
 from engine.units import show_bytes
 
+logger = logging.getLogger(__name__)
+
 PAGE = mmap.PAGESIZE
 SLOTS = 2
+OWNER_S = 20.0
+"""Longest wait for a process of an earlier start to leave its rank's place."""
+_STILL_S, _LOOK_S = 1.0, 0.02
 T = TypeVar("T")
 
 
@@ -244,6 +252,31 @@ class Spool:
             return None
         return fd
 
+    def take_owner(self, rank: int, *, within_s: float = OWNER_S) -> int:
+        """The lock of a rank's place; a process of an earlier start may need a moment to end.
+
+        One that is stopped never ends by itself: it is killed. MissingError names one that stays.
+        """
+        name = f"r{rank:05d}.owner"
+        end, moved_s = time.monotonic() + within_s, time.monotonic()
+        while (lock := self.take(name)) is None:
+            pid = holder_of(self.folder / f"{name}.lock")
+            state, now = process_state(pid), time.monotonic()
+            moved_s = moved_s if state == "T" else now
+            if now - moved_s > _STILL_S:
+                logger.warning("ending process %d of an earlier start: it stands still", pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if now > end:
+                raise MissingError(
+                    f"process {pid or '?'} (state {state or '?'}) of an earlier start still holds "
+                    f"the memory of rank {rank} in {self.folder}",
+                    remedy="end that process; in state D the kernel waits for a device or a "
+                    "file system: take the node out of the job",
+                )
+            time.sleep(_LOOK_S)
+        return lock
+
     def _read(self, name: str, kind: type[T]) -> T | None:
         try:
             data = (self.folder / name).read_bytes()
@@ -264,6 +297,29 @@ class Spool:
         draft = path.with_name(f"{name}.{os.getpid()}.draft")
         draft.write_bytes(msgspec.json.encode(value))
         draft.rename(path)
+
+
+def holder_of(path: Path) -> int:
+    """The process that took a lock of `flock` on a file; 0 if that cannot be seen from here."""
+    try:
+        number = path.stat().st_ino
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    for line in lines:  # 1: FLOCK  ADVISORY  WRITE 4711 00:1a:137 0 EOF
+        words = line.split()
+        if words[1:2] == ["FLOCK"] and words[5].rpartition(":")[2] == str(number):
+            return max(0, int(words[4]))
+    return 0
+
+
+def process_state(pid: int) -> str:
+    """One letter of /proc: R, S, D, T, Z; empty if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]
 
 
 def map_slot(path: Path, size: int, *, create: bool) -> mmap.mmap:

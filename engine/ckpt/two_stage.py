@@ -116,7 +116,7 @@ class TwoStage:
         self.image = plan_pieces(pieces, rank)
         self._ring = ring
         self._copier = open_copier([piece.tensor for piece in pieces], copy_threads)
-        self._owner = self.spool.take(f"r{rank:05d}.owner", wait=True)
+        self._owner: int | None = self.spool.take_owner(rank)
         self.spool.mark_closed(rank, False)
         self._wake = open_wake(self.spool)
         self._slots: list[np.ndarray] = []

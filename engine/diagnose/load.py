@@ -281,7 +281,7 @@ def _reduce(
             own -= lengths.pop()
         starts.append(start)
         lengths.append(span.dur_ns)
-        if step <= first:
+        if step <= first or step < 0:  # the start is no part of a step
             continue
         if own < 0:
             own = 0

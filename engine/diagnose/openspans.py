@@ -37,7 +37,7 @@ def _waiting(tail: Tail, spans: Spans) -> Waiting:
     inner = max(tail.open, key=lambda line: line.t_ns)
     on = _waits_on(inner)
     targets = _targets(inner, on, tail.coord, spans.layout) if on else frozenset()
-    where = f"step {inner.step} {inner.name}"
+    where = f"step {inner.step} {inner.name}" if inner.step >= 0 else _of_start(tail.open)
     if inner.attrs.get("on"):
         where += f" on {inner.attrs['on']}"
     for key in ("chunk", "microbatch"):
@@ -46,8 +46,17 @@ def _waiting(tail: Tail, spans: Spans) -> Waiting:
     return Waiting(tail.rank, targets, where, inner.dur_ns / 1e9, tail.file)
 
 
+def _of_start(opened: tuple[Line, ...]) -> str:
+    """`start resume`, and what it is in the middle of there."""
+    outer, inner = opened[0], max(opened, key=lambda line: line.t_ns)
+    phase = f"{outer.name} {outer.attrs.get('phase', '')}".strip()
+    return phase if inner is outer else f"{phase}, {inner.name}"
+
+
 def _waits_on(line: Line) -> str:
     """pp_f, pp_b, dp, tp, world or nothing (own work)."""
+    if line.name == "start":
+        return "world" if line.attrs.get("phase") == "meet" else ""
     if line.name == "wait":
         on = str(line.attrs.get("on", ""))
         return on if on.startswith("pp") else on[:2]

@@ -55,6 +55,9 @@ NAMES: dict[str, Name] = {
         meaning="first line: ties the monotonic clock to wall time and names the rank's place",
         attrs=("wall_ns", "world", "tp", "pp", "dp", "tp_index", "pp_index", "dp_index"),
     ),
+    "start": Name(
+        kind="span", meaning="before the first step: meet, build or resume", attrs=("phase",)
+    ),
     "step": Name(kind="span", meaning="one optimizer step, data to update"),
     "data": Name(kind="span", meaning="waiting for the next batch"),
     "forward": _action("forward of a micro-batch through a chunk", "microbatch"),

@@ -70,7 +70,7 @@ class Pace:
     def deadline_s(self, doing: str) -> float:
         """How long what a rank does may take."""
         outer = doing.partition("/")[0]
-        if not outer or not self.is_known:
+        if outer in ("", "start") or not self.is_known:
             return self._job.start_s
         if outer in _SECTIONS:
             return max(self._section_s, self._job.hang_steps * self._longest.get(outer, 0.0))

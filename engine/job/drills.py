@@ -17,6 +17,7 @@ import msgspec
 from engine.ckpt.catalog import valid_folders
 from engine.ckpt.store import open_store
 from engine.job.incident import Recovery
+from engine.job.processes import family_of, parent_of
 from engine.spec.base import Noun, doc
 from engine.train.drill import Fault
 from engine.train.strike import note_strike, read_strikes
@@ -205,28 +206,6 @@ def tear_checkpoint(folder: Path) -> None:
         files = [p for p in (folder / names[-1]).iterdir() if p.is_file()]
         largest = max(files, key=lambda p: p.stat().st_size)
         os.truncate(largest, largest.stat().st_size // 2)
-
-
-def family_of(pid: int) -> list[int]:
-    """A process and all its descendants, parents first."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        children.setdefault(parent_of(int(path.name)), []).append(int(path.name))
-    found, queue = [], [pid]
-    while queue:
-        one = queue.pop()
-        found.append(one)
-        queue += children.get(one, [])
-    return found
-
-
-def parent_of(pid: int) -> int:
-    """Parent of a process, 0 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
 
 
 def _send(pid: int, number: int) -> None:

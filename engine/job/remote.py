@@ -24,6 +24,7 @@ from engine.job.keeper import Join, find_or_start, has_keeper, is_keeper, write_
 from engine.job.lease import LEASE_S, Lease
 from engine.job.link_redis import BeatHub, RedisNodeLink
 from engine.job.nodes import Link, Node
+from engine.job.processes import executor_of
 from engine.job.server import Server, ServerLost
 from engine.job.start import StartRecord
 from engine.spec.recipe import Recipe
@@ -269,6 +270,9 @@ class ProcessLauncher:
         if process is not None:
             process.kill()
             process.wait()
+        elif stray := executor_of(self._folder, node):  # an earlier driver's; its ranks die with it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stray, signal.SIGKILL)
         if self._comes_back:
             place = node.partition(".")[0]
             self._lives[place] = self._lives.get(place, 0) + 1

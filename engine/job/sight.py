@@ -13,7 +13,7 @@ from engine.job.detect import HangWatch, Pace, Silence, Spikes
 from engine.job.incident import Incident, Recovery, read_recoveries, write_recovery
 from engine.job.nodes import Node
 from engine.job.slow import SlowWatch
-from engine.train.failure import read_failures
+from engine.train.failure import RankFailure, read_failures
 from engine.train.metrics import StepMetrics
 
 if TYPE_CHECKING:
@@ -141,8 +141,11 @@ class Sight:
             return None
         cause = self.cause()
         named = tuple(dict.fromkeys(self.driver.nodes.node_of(rank) for rank in cause.ranks))
-        kind: Literal["crash", "bug", "input", "numbers"] = "crash"
-        if cause.kind is not RunFailed and not self._has_stepped:
+        kind: Literal["crash", "bug", "input", "numbers", "start"] = "crash"
+        if self._only_this_start(cause):
+            kind, named = "start", self._nodes_that_failed()
+            cause = cause if named else cause._replace(ranks=())
+        elif cause.kind is not RunFailed and not self._has_stepped:
             kind = "input"
         elif cause.bad_step >= 0:
             kind = "numbers"
@@ -152,10 +155,27 @@ class Sight:
                               remedy=cause.remedy, confidence=0.9 if cause.is_own else 0.4,
                               step=cause.bad_step, error=cause.kind.__name__)  # fmt: skip
 
+    def _only_this_start(self, cause: Cause) -> bool:
+        """A rank raised an error before the first step, though an earlier start made steps.
+
+        So it is not the recipe: a node that is new, or that changed, lacks what the others have.
+        """
+        stepped = self._has_stepped or self.driver.newest_step < 0
+        return cause.is_exception and cause.bad_step < 0 and not stepped
+
+    def _nodes_that_failed(self) -> tuple[str, ...]:
+        """The node whose ranks failed by themselves; none if there are several."""
+        own = (f for f in self._failures() if not f.lost_peer)
+        nodes = dict.fromkeys(self.driver.nodes.node_of(f.rank) for f in own)
+        return tuple(nodes) if len(nodes) == 1 else ()
+
+    def _failures(self) -> list[RankFailure]:
+        everything = read_failures(self.driver.folder)
+        return [f for f in everything if f.attempt == self.driver.attempt]
+
     def cause(self) -> Cause:
         """Why ranks of this start failed, as its reports and records tell."""
-        everything = read_failures(self.driver.folder)
-        failures = [f for f in everything if f.attempt == self.driver.attempt]
+        failures = self._failures()
         cause = find_cause(self.driver.nodes.ended[: self.driver.killed_from], failures)
         gone = self.driver.nodes.answers.get("nursery", {})
         if cause.is_own and cause.ranks and not failures and gone and self.driver.attempt >= 0:

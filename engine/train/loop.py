@@ -49,7 +49,8 @@ class Loop:
 
     def run(self) -> None:
         """Train until the recipe's last step, this invocation's limit, or a request to stop."""
-        first = self.saver.resume(self.task.resume)
+        with self.trainer.events.span("start", phase="resume"):
+            first = self.saver.resume(self.task.resume)
         last = self.recipe.train.steps
         if self.task.steps:
             last = min(last, first + self.task.steps)

@@ -341,7 +341,10 @@ class Saver:
     def gather(self, value: object) -> list[object]:
         """The form in which the checkpoint room exchanges encoded bytes."""
         assert isinstance(value, bytes), "checkpoint rooms exchange encoded bytes"
-        return list(gather_bytes(value, self.mesh.world))
+        if self.events.step >= 0:  # part of the step's own span
+            return list(gather_bytes(value, self.mesh.world))
+        with self.events.span("wait", on="world"):
+            return list(gather_bytes(value, self.mesh.world))
 
     def _find_spool(self) -> tuple[Path, str]:
         """Memory of this run on this node, and the run's secret.

@@ -100,14 +100,17 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
         )
         timeout = recipe.monitor.timeout_s
         rehearse_start(rank, task)
-        start_world(rank, layout.world_size, meet, backend=device.backend, timeout_s=timeout)
-        program = step_program(recipe)
-        mesh = build_mesh(
-            layout, rank, backend=device.backend, timeout_s=timeout,
-            last_stage=program.stage_of(program.chunks - 1),
-            ranks_per_node=_two_level_nodes(recipe, task, device),
-        )  # fmt: skip
-        _loop(mesh, device, recipe, events, task).run()
+        with events.span("start", phase="meet"):
+            start_world(rank, layout.world_size, meet, backend=device.backend, timeout_s=timeout)
+            program = step_program(recipe)
+            mesh = build_mesh(
+                layout, rank, backend=device.backend, timeout_s=timeout,
+                last_stage=program.stage_of(program.chunks - 1),
+                ranks_per_node=_two_level_nodes(recipe, task, device),
+            )  # fmt: skip
+        with events.span("start", phase="build"):
+            loop = _loop(mesh, device, recipe, events, task)
+        loop.run()
         barrier(mesh.world)
         end_world()
     return 0

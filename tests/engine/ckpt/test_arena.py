@@ -1,7 +1,10 @@
 """Files of a spool, and the memory behind its slots."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -15,7 +18,9 @@ from engine.ckpt.arena import (
     Spool,
     Ticket,
     check_room,
+    holder_of,
     map_slot,
+    process_state,
     spool_folder,
 )
 from engine.ckpt.manifest import CheckpointMeta
@@ -182,6 +187,55 @@ def test_a_lock_is_held_once(spool):
         raise ZeroDivisionError
     with spool.hold("x") as had:
         assert had
+
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from engine.ckpt.arena import Spool
+lock = Spool(Path(sys.argv[1])).take("r00003.owner")
+print(lock is not None, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(spool):
+    """A process of an earlier start in the place of rank 3."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(spool.folder)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"True\n"
+        yield process
+        process.kill()
+
+
+def test_a_process_that_stands_still_gives_its_place_up(spool, holder, monkeypatch):
+    monkeypatch.setattr(arena, "_STILL_S", 0.1)
+    os.kill(holder.pid, signal.SIGSTOP)
+    os.close(spool.take_owner(3, within_s=20))
+    assert holder.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_runs_is_waited_for_and_named(spool, holder):
+    with pytest.raises(MissingError) as error:
+        spool.take_owner(3, within_s=0.1)
+    assert f"process {holder.pid} (state S)" in error.value.what
+    assert "rank 3" in error.value.what
+    assert holder.poll() is None
+    os.close(spool.take_owner(2, within_s=0.0))
+    holder.kill()
+    os.close(spool.take_owner(3, within_s=20))
+
+
+def test_what_cannot_be_seen_of_a_lock_is_no_error(spool, tmp_path):
+    assert holder_of(tmp_path / "absent") == 0
+    with spool.hold("x"):
+        assert holder_of(spool.folder / "x.lock") == os.getpid()
+    assert holder_of(spool.folder / "x.lock") == 0
+    assert process_state(os.getpid()) == "R"
+    assert process_state(1 << 22) == ""
 
 
 @pytest.mark.parametrize(("size", "pages"), [(0, 1), (1, 1), (PAGE, 1), (PAGE + 1, 2)])

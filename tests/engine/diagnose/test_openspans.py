@@ -90,3 +90,20 @@ def test_a_rank_without_open_spans_is_silent_once_it_is_older_than_the_dumps():
 
 def test_a_run_without_dumps_has_no_waits():
     assert waits({0: [], 1: []}) == {}
+
+
+def test_a_start_that_hangs_waits_for_who_is_busy_by_itself():
+    layout = ParallelLayout(dp=4)
+    resume = opened("start", step=-1, phase="resume")
+    told = [resume, opened("wait", t_ns=5, step=-1, on="world")]
+    states = waits({0: told, 1: [resume], 2: told, 3: told}, layout)
+    assert {r: set(s.waits_for) for r, s in states.items()} == {0: {1}, 1: set(), 2: {1}, 3: {1}}
+    assert (states[1].at, states[0].at) == ("start resume", "start resume, wait on world")
+
+
+def test_who_meets_waits_for_who_has_not_come():
+    layout = ParallelLayout(dp=4)
+    meet = [opened("start", step=-1, phase="meet")]
+    busy = [opened("start", step=-1, phase="build")]
+    states = waits({0: meet, 1: meet, 2: meet, 3: busy}, layout)
+    assert {r: set(s.waits_for) for r, s in states.items()} == {0: {3}, 1: {3}, 2: {3}, 3: set()}

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from engine.job.drills import family_of, parent_of, score_of, tear_checkpoint
+from engine.job.drills import score_of, tear_checkpoint
 from engine.job.incident import Decision, Incident, Recovery
+from engine.job.processes import family_of, parent_of
 from engine.train.drill import parse_fault
 
 NODES = {0: ("a", "b")}

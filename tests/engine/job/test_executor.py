@@ -14,9 +14,9 @@ import pytest
 
 from engine.comm.listen import listening_socket
 from engine.health.heartbeat import Heartbeat, decode_beat
-from engine.job.drills import family_of
 from engine.job.link import DriverLink
 from engine.job.order import ExecutorTask, Order
+from engine.job.processes import family_of
 from engine.spec.load import dump_recipe
 from engine.train.task import RankTask
 from tests.engine.train.single import recipe

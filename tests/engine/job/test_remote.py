@@ -17,6 +17,7 @@ from engine.errors import MissingError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
 from engine.job.keeper import read_join
+from engine.job.processes import executor_of
 from engine.job.remote import ProcessLauncher, RemotePlace
 from engine.job.run import prepare_folder
 from engine.job.view import read_view
@@ -164,3 +165,18 @@ def test_a_launcher_that_takes_over_brings_nodes_back_into_the_same_folder(tmp_p
     launcher.stop()
     assert set(launcher.processes) == {"node-0.1", "node-1.3", "node-2.2"}
     assert (tmp_path / "log" / "executor-node-1.3.log").exists()
+
+
+def test_a_launcher_that_took_over_ends_executors_of_the_driver_before_it(tmp_path: Path):
+    (tmp_path / "log").mkdir()
+    first = ProcessLauncher()
+    first.start(tmp_path, 1)
+    pid = first.processes["node-0"].pid
+    wait_until(lambda: executor_of(tmp_path, "node-0") == pid)
+    os.kill(pid, signal.SIGSTOP)
+    second = ProcessLauncher()
+    second.adopt(tmp_path)
+    second.replace("node-0", "lost")
+    assert first.processes["node-0"].wait(10) == -signal.SIGKILL
+    assert executor_of(tmp_path, "node-0") == 0
+    second.replace("node-0", "lost")  # nobody is left

@@ -9,6 +9,7 @@ from engine.job.driver import Driver, Watch
 from engine.job.nodes import Node
 from engine.job.place import LocalPlace
 from engine.job.sight import Sight, signature
+from engine.train.failure import RankFailure, write_failure
 from tests.engine.train.single import recipe
 
 
@@ -46,3 +47,52 @@ def test_only_a_node_with_ranks_dates_an_incident_by_its_silence(tmp_path: Path,
     later = sight._incident("hang", "no rank moved", ranks=(3,), confidence=0.9)
     late_s = time.time() - later.time_s
     assert late_s == pytest.approx(600.0 - driver.recipe.job.silent_s if ranks else 0.0, abs=5.0)
+
+
+def started(tmp_path, *, newest_step):
+    """A start of four ranks on two nodes that has made no step."""
+    driver = Driver(recipe(), tmp_path, Watch(), place=LocalPlace())
+    nodes = [Node(name, None) for name in ("a", "b")]  # type: ignore[arg-type]
+    for node in nodes:
+        driver.nodes.add(node)
+        node.happens("beat")
+    driver.attempt, driver.newest_step = 1, newest_step
+    driver.nodes.begin(1, [(nodes[0], (0, 1)), (nodes[1], (2, 3))])
+    return Sight(driver)
+
+
+def fails(folder, *ranks, kind="MissingError", what="no GPU 7 here", bad_step=-1):
+    for rank in ranks:
+        write_failure(folder, RankFailure(rank=rank, kind=kind, what=what, attempt=1, t_s=rank,
+                                          bad_step=bad_step))  # fmt: skip
+    write_failure(folder, RankFailure(rank=0, kind="RunFailed", what="lost", lost_peer=True,
+                                      attempt=1, t_s=9))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["MissingError", "TraceError", "Exception"])
+def test_what_one_node_lacks_after_steps_were_made_is_that_nodes_fault(tmp_path: Path, kind):
+    sight = started(tmp_path, newest_step=40)
+    fails(tmp_path, 2, 3, kind=kind)
+    incident = sight._crashed()
+    assert incident is not None
+    assert (incident.kind, incident.nodes, incident.ranks) == ("start", ("b",), (2, 3))
+
+
+def test_what_several_nodes_lack_is_nobodys_fault(tmp_path: Path):
+    sight = started(tmp_path, newest_step=40)
+    fails(tmp_path, 1, 2)
+    incident = sight._crashed()
+    assert incident is not None
+    assert (incident.kind, incident.nodes, incident.ranks) == ("start", (), ())
+
+
+def test_before_any_step_it_is_the_input_and_bad_numbers_stay_what_they_are(tmp_path: Path):
+    sight = started(tmp_path, newest_step=-1)
+    fails(tmp_path, 2)
+    first = sight._crashed()
+    sight = started(tmp_path, newest_step=40)
+    fails(tmp_path, 2, kind="RunFailed", bad_step=41)
+    second = sight._crashed()
+    assert first is not None
+    assert second is not None
+    assert (first.kind, second.kind) == ("input", "numbers")
