@@ -288,8 +288,8 @@ def _one(job: Job, fault: str, drill: list[str], rng: random.Random, net: Networ
         when, rank = _strike(job, drill[0])
         struck, before = Struck(when, ranks=frozenset({rank})), job.step()
     else:
-        before = job.step()
         struck = inject(job, net, fault, rng)
+        before = job.step()  # some come some steps after they were asked for
     return judge(job, fault, known, struck, before)
 
 
