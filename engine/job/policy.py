@@ -3,7 +3,8 @@
 Pure and without a clock of its own, so that the driver of a job and the simulation of months decide
 alike. The rules, in order (paper 4.1; where the paper is silent, ours):
 
-1. A wrong input ends the run, so does an exception before anything was ever done.
+1. A wrong input ends the run, so does an exception before anything was ever done. After steps were
+   made, what stops a later start is a fault like any other: a node may lack what the others have.
 2. The budget of restarts, and of the same fault at the same step, ends it with a report; before
    the last of those, all nodes are tested against each other.
 3. A node that is lost, or failed its check, leaves. One that the verdict names surely, or on which
