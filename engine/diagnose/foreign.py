@@ -101,7 +101,7 @@ def diagnose_foreign(
     ordered = arbiter.arrange(findings)
     world = _world(gathered)
     healthy = f"nothing wrong in what was read ({_listed(gathered.read)})"
-    verdict = arbiter.conclude(ordered, healthy=healthy, enough=sum(gathered.read.values()) > 0)
+    verdict = arbiter.conclude(ordered, healthy=healthy, enough=_tells_enough(gathered))
     beats = gathered.beats.values()
     return Report(
         verdict=verdict, job=gathered.job.name or _name(inputs), world=world,
@@ -249,6 +249,18 @@ def _world(gathered: Gathered) -> int:
     top = max((r for r in ranks if r is not None), default=-1) + 1
     seen = max(gathered.triage.world, len(gathered.triage.ranks)) if gathered.triage else 0
     return gathered.job.world or max(top, seen)
+
+
+def _tells_enough(gathered: Gathered) -> bool:
+    """Whether a job without a finding may be called healthy.
+
+    Not by stacks, which are one instant, nor by traces in which nothing could be compared, nor if
+    most of what there was could not be read.
+    """
+    read = {kind: count for kind, count in gathered.read.items() if kind != "stacks"}
+    if set(read) == {"traces"} and not any(len(trace.compute) for trace in gathered.traces):
+        return False
+    return sum(read.values()) >= max(1, len({file for file, _ in gathered.faults}))
 
 
 def _name(inputs: Inputs) -> str:

@@ -7,13 +7,16 @@ import msgspec
 from engine.diagnose.categories import next_step
 from engine.diagnose.finding import Evidence, Finding
 from engine.diagnose.hang import find_hang
-from engine.diagnose.readers.beats import Beat, beat_waits
+from engine.diagnose.readers.beats import Beat, beat_waits, gone_on_without
 from engine.diagnose.readers.flight import Dump
 from engine.diagnose.readers.flightwaits import flight_waits, mismatches
 from engine.diagnose.readers.job import Job
 from engine.diagnose.readers.ras import Ras
 from engine.diagnose.readers.stacks import Stack, merge
 from engine.diagnose.waits import Waiting
+
+
+_STACKS_ONLY = 0.7
 
 
 def states_of(
@@ -40,8 +43,16 @@ def hang_findings(
     ]
     found = find_hang(states, world, source=" and ".join(sources)) if states else []
     found = [_with_stacks(finding, stacks) for finding in found]
-    waiting = any(state.waits_for for state in states.values())
-    return found + ([_mismatch(recorded)] if waiting and mismatches(recorded) else [])
+    if sources == ["stacks"]:  # one look at a job that may have been going on
+        sure = [min(_STACKS_ONLY, finding.confidence) for finding in found]
+        found = [msgspec.structs.replace(f, confidence=c) for f, c in zip(found, sure, strict=True)]
+    differs = mismatches(recorded)
+    if any(state.waits_for for state in states.values()):
+        found += [_mismatch(recorded, differs[0])] if differs else []
+    elif not found:
+        other = [one for one in differs if len({text.split()[0] for text in one[2]}) > 1]
+        found += [_mismatch(recorded, other[0])] if other else _behind(recorded)
+    return found + _gone(beats)
 
 
 def join(
@@ -68,7 +79,7 @@ def join(
         if idle and stack is not None and stack.in_communication:
             state = state._replace(lost=True, at=str(stack.frames[0]))
         states[rank] = state
-    return states if flight or beats else {}
+    return states if flight or beats else _stack_waits(stacks)
 
 
 def _with_stacks(finding: Finding, stacks: Mapping[int, Stack]) -> Finding:
@@ -89,9 +100,71 @@ def _with_stacks(finding: Finding, stacks: Mapping[int, Stack]) -> Finding:
     )
 
 
-def _mismatch(dumps: tuple[Dump, ...]) -> Finding:
+def _stack_waits(stacks: Mapping[int, Stack]) -> dict[int, Waiting]:
+    """Stacks alone: who stands in a communication call waits for the few that do not."""
+    talking = {rank for rank, stack in stacks.items() if stack.in_communication}
+    others = frozenset(stacks) - talking
+    few = others if 0 < len(others) <= max(1, len(talking) // 2) else frozenset()
+    return {
+        rank: Waiting(
+            rank, few if rank in talking else frozenset(),
+            str(stack.frames[0]) if rank in talking else stack.own, 0.0, stack.file,
+            lost=rank in talking and not few,
+        )
+        for rank, stack in stacks.items()
+    }  # fmt: skip
+
+
+def _behind(dumps: tuple[Dump, ...]) -> list[Finding]:
+    """Nothing is open (gloo closes a call that timed out), but few ranks made fewer calls."""
+    counts: dict[str, dict[int, int]] = {}
+    for dump in dumps:
+        for group, number in dump.enqueued.items():
+            counts.setdefault(group, {})[dump.rank] = number
+    for group, made in counts.items():
+        usual = max(made.values())
+        late = tuple(sorted(rank for rank, number in made.items() if number < usual))
+        if late and len(made) > 2 and len(late) <= max(1, len(made) // 10):
+            text = f"{made[late[0]]} calls in group {group}, {len(made) - len(late)} made {usual}"
+            file = next(d.file for d in dumps if d.rank == late[0])
+            return [
+                Finding(
+                    kind="hang", category="rank_blocked", ranks=late, confidence=0.5,
+                    source="dumps",
+                    what=f"rank {', '.join(map(str, late[:8]))} made fewer calls than all others",
+                    why=f"{text}; no call is open, so this may be a matter of moments",
+                    evidence=(Evidence(file=file, rank=late[0], text=text),),
+                    next=next_step("rank_blocked"),
+                )
+            ]  # fmt: skip
+    return []
+
+
+def _gone(beats: Mapping[int, Beat]) -> list[Finding]:
+    """Ranks that are not heard of any more though the job went on."""
+    gone = gone_on_without(beats)
+    if not gone:
+        return []
+    ranks = tuple(sorted(beat.rank for beat in gone))
+    last = max(beat.step for beat in beats.values())
+    listed = ", ".join(map(str, ranks[:8]))
+    return [
+        Finding(
+            kind="crash", category="crash", ranks=ranks[:64], confidence=0.5, source="heartbeats",
+            what=f"rank {listed} fell silent at step {gone[0].step}, others went on to {last}",
+            why="the job goes on without it, or only its heartbeats ended",
+            evidence=tuple(
+                Evidence(file=b.file, rank=b.rank, text=f"last heard at step {b.step} {b.phase}")
+                for b in gone[:8]
+            ),
+            next=next_step("crash"),
+        )
+    ]  # fmt: skip
+
+
+def _mismatch(dumps: tuple[Dump, ...], first: tuple[str, int, dict[str, list[int]]]) -> Finding:
     """The first collective that members of a group called by different names or sizes."""
-    group, seq, names = mismatches(dumps)[0]
+    group, seq, names = first
     ranks = tuple(sorted(sorted(names.values(), key=len)[0]))
     listed = "; ".join(
         f"{what}: rank {', '.join(map(str, who[:8]))}" for what, who in names.items()

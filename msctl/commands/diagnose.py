@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from engine.diagnose.load import Spans
 
 
+_NOT_READ = 3
+"""As of an input that cannot be read."""
+
+
 def _place(name: str, text: str) -> object:
     return typer.Option(name, metavar="PATH", help=text)
 
@@ -63,7 +67,7 @@ def diagnose(
 
     Takes a run of msctl, or what a job of any framework left behind. Prints a verdict (who, why,
     what next) and, for a run, the parts of an average step. Exit code 0: healthy, 4: the verdict is
-    bad, 3: the input cannot be read.
+    bad, 3: the input cannot be read, or does not tell how the job did.
 
     *Examples*
 
@@ -90,6 +94,8 @@ def diagnose(
         _timeline(ui, folder, timeline, spans, step)
     _write(ui, report, spans, html, metrics, findings)
     ui.exit(report.verdict.state in ("degraded", "faulty"))
+    if report.verdict.state == "unknown":
+        raise typer.Exit(_NOT_READ)  # "nothing wrong" would be read out of a 0
 
 
 def _diagnosed(

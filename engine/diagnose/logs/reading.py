@@ -17,7 +17,10 @@ _BATCH = 64
 def read_logs(
     places: Iterable[Path], *, on_progress: Callable[[float], None] = lambda share: None
 ) -> tuple[Triage, int, list[tuple[str, str]]]:
-    """Triage of every log below the places: (what they say, files read, what could not be read)."""
+    """Triage of every log below the places: what they say, files read, what could not be read.
+
+    A file that is empty, or of which a part could not be read, is not among those that were read.
+    """
     roots = list(places)
     paths = [path for root in roots for path in log_files(root)]
     sizes = [size_of(path) for path in paths]
@@ -30,7 +33,8 @@ def read_logs(
         on_progress(min(1.0, done / total))
     faults = [(str(scan.path), fault) for scan in scans for fault in scan.faults]
     root = roots[0] if roots[0].is_dir() else roots[0].parent
-    return triage(scans, root), len(scans), faults
+    whole = sum(scan.complete and scan.lines > 0 for scan in scans)
+    return triage(scans, root), whole, faults
 
 
 def log_files(root: Path) -> list[Path]:

@@ -108,6 +108,8 @@ class FileScan(NamedTuple):
     head: str
     tail: str
     faults: tuple[str, ...]
+    complete: bool = True
+    """False: not all of it could be read, the end perhaps not."""
 
 
 class Scanner:
@@ -124,6 +126,7 @@ class Scanner:
             for chunk in read_chunks(path):
                 if state.size == 0 and is_binary(chunk):
                     state.faults.append("is no text")
+                    state.complete = False
                     state.size = path.stat().st_size
                     break
                 self._feed(state, chunk)
@@ -133,10 +136,11 @@ class Scanner:
             if state.carry:
                 self._lines(state, state.carry + b"\n")
             state.faults.append(str(fault))
+            state.complete = False
         return FileScan(
             path, state.size, state.lines, state.hits, state.counts,
             state.head.decode(errors="replace"), state.tail.decode(errors="replace"),
-            tuple(state.faults),
+            tuple(state.faults), state.complete,
         )  # fmt: skip
 
     def _feed(self, state: "_State", chunk: bytes) -> None:
@@ -238,6 +242,7 @@ class _State:
         self.size = self.lines = self.offset = 0
         self.carry = self.head = self.tail = b""
         self.skipping = False
+        self.complete = True
         self.hits: dict[int, list[Hit]] = {}
         self.counts: dict[int, int] = {}
         self.faults: list[str] = []

@@ -19,6 +19,8 @@ from engine.diagnose.waits import Waiting
 
 HANG_S = 5.0
 """A state that is younger is work in progress, not a hang."""
+_GONE_ON = 2
+"""Steps that others cannot make while a rank of their job only stands still."""
 _LINE = 1 << 16
 _RANK = re.compile(r"(\d{1,7})(?:\.\w+)*$")
 _DIRECTION = (
@@ -105,7 +107,7 @@ def _targets(beat: Beat, beats: Mapping[int, Beat], job: Job, where: str, age: f
         if pattern.search(beat.phase):
             line = job.group(axis, rank)
             if not line:
-                return Waiting(rank, frozenset(), where, age, beat.file, lost=True)
+                return _likely(beat, beats, where, age)
             index = (line.index(rank) + step) % len(line)
             return Waiting(rank, frozenset({line[index]}), where, age, beat.file)
     if not _COLLECTIVE.search(beat.phase):
@@ -113,7 +115,7 @@ def _targets(beat: Beat, beats: Mapping[int, Beat], job: Job, where: str, age: f
     axis = next((axis for pattern, axis in _AXES if pattern.search(beat.phase)), "")
     group = job.group(axis, rank) if axis else tuple(range(job.world))
     if not group:
-        return Waiting(rank, frozenset(), where, age, beat.file, lost=True)
+        return _likely(beat, beats, where, age)
     others = {r for r in group if r != rank}
     same = {r for r in others if r in beats and _state(beats[r]) == _state(beat)}
     passed = {r for r in others if r in beats and _position(beats[r]) > _position(beat) and axis}
@@ -121,6 +123,40 @@ def _targets(beat: Beat, beats: Mapping[int, Beat], job: Job, where: str, age: f
         rank, frozenset(others - same or others), where, age, beat.file,
         parted_from=frozenset(passed),
     )  # fmt: skip
+
+
+def _likely(beat: Beat, beats: Mapping[int, Beat], where: str, age: float) -> Waiting:
+    """Of a rank that waits for nobody knows whom: those that fell silent, lag, or work alone.
+
+    Whoever waits as well may be in a group of its own and is no target; with no target the rank
+    stays a waiter without a culprit.
+    """
+    newest = max(one.time for one in beats.values())
+    targets = {
+        other.rank
+        for other in beats.values()
+        if other.rank != beat.rank
+        and (
+            newest - other.time > HANG_S
+            or other.step < beat.step
+            or (newest - other.since >= HANG_S and not _talks(other.phase))
+        )
+    }
+    return Waiting(beat.rank, frozenset(targets), where, age, beat.file, lost=not targets)
+
+
+def _talks(phase: str) -> bool:
+    return bool(_COLLECTIVE.search(phase)) or any(p.search(phase) for p, _ in _DIRECTION)
+
+
+def gone_on_without(beats: Mapping[int, Beat]) -> list[Beat]:
+    """Last beats of ranks that fell silent while all others made steps."""
+    newest = max((beat.time for beat in beats.values()), default=0.0)
+    silent = [b for b in beats.values() if newest - b.time > HANG_S]
+    lively = [b.step for b in beats.values() if newest - b.time <= HANG_S]
+    if not lively or 2 * len(silent) >= len(beats):
+        return []
+    return [b for b in silent if b.step + _GONE_ON <= min(lively)]
 
 
 def _state(beat: Beat) -> tuple[int, str, int]:

@@ -104,6 +104,7 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
     for name, config in (value.get("pg_config") or {}).items():
         if name != "":
             groups[_text(name)] = (_text(config.get("desc")), _members(config.get("ranks")))
+    _name_default(groups, value.get("pg_config") or {}, entries)
     local = _local_names(entries, groups, value.get("pg_status") or {})
     enqueued: dict[str, int] = {}
     completed: dict[str, int] = {}
@@ -132,6 +133,18 @@ def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
             enqueued[group] = seq
         completed.setdefault(group, seq - 1)
     return Dump(rank, str(path), groups, enqueued, completed, tuple(pending), finished)
+
+
+def _name_default(
+    groups: dict[str, tuple[str, tuple[int, ...]]], configs: Mapping[Any, Any],
+    entries: Iterable[Mapping[str, Any]],
+) -> None:  # fmt: skip
+    """gloo lists its groups under an empty name: with only one group it can be but that one."""
+    config = configs.get("")
+    names = {_group(entry): _description(entry) for entry in entries}
+    if isinstance(config, dict) and len(names) == 1 and not groups:
+        ((name, description),) = names.items()
+        groups[name] = (description, _members(config.get("ranks")))
 
 
 class _Said:

@@ -63,13 +63,15 @@ def read_job(folder: Path) -> Job:
         value = msgspec.json.decode(read_limited(path, _LIMIT))
         world = int(value.get("world_size", 0))
         order = str(value.get("order", "tp-dp-pp")).split("-")
-        degrees = tuple((axis, int(value.get(axis, 1))) for axis in order)
+        told = any(axis in value for axis in order)  # without, only the world is known
+        degrees = tuple((axis, int(value.get(axis, 1))) for axis in order) if told else ()
     except (msgspec.DecodeError, RecursionError, ValueError, TypeError, AttributeError) as error:
         raise FileFault(f"is no job description: {error}") from None
     product = 1
     for _, degree in degrees:
         product *= degree
-    if not 0 < world <= WORLD_LIMIT or product != world or min(d for _, d in degrees) < 1:
+    wrong = degrees and (product != world or min(d for _, d in degrees) < 1)
+    if not 0 < world <= WORLD_LIMIT or wrong:
         raise FileFault(f"says world_size {world}, but its degrees multiply to {product}")
     return Job(str(value.get("job", ""))[:200], world, degrees, members)
 
