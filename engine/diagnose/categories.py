@@ -41,7 +41,7 @@ CATEGORIES: dict[str, Category] = {
     "rank_layout": _c("config", 17, "ranks, devices or degrees do not fit together", "set the device from LOCAL_RANK and make processes per node equal visible GPUs and degrees multiply to the world size"),
     "scheduler": _c("scheduler", 18, "the scheduler ended the job", "nothing to repair: resume from the last checkpoint"),
     "desync": _c("workload", 19, "ranks call different collectives, sizes or orders", "look at the named ranks' code path: every rank must call the same collectives in the same order"),
-    "lib_bug": _c("software", 20, "a known fault of a library", "upgrade the library named, or pin the version before it"),
+    "lib_bug": _c("software", 20, "a fault inside a library or other native code", "upgrade the library named or pin the version before it; for a segmentation fault look at the native stack (faulthandler, gdb): it may be code of your own"),
     "numeric": _c("workload", 21, "NaN, Inf or a limit on loss or gradients", "restart from a checkpoint before the first bad step, skip its data, lower the learning rate or check the limit"),
     "data_error": _c("workload", 22, "a bad sample or shard", "take the shard named out of the data set or repair it, then resume"),
     "code_error": _c("workload", 23, "the program raised an error", "fix the line of the traceback named, then resume"),

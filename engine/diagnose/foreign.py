@@ -158,8 +158,8 @@ def _triage(
     """What the logs say, and how many there are."""
     from engine.diagnose.logs.reading import read_logs
 
-    paths = [p for p in (inputs.logs, inputs.dmesg) if p is not None]
-    triage, count, bad = read_logs(paths, on_progress=on_progress)
+    logs = [inputs.logs] if inputs.logs is not None else []
+    triage, count, bad = read_logs(logs, kernel=inputs.dmesg, on_progress=on_progress)
     faults += bad
     return triage, count
 

@@ -15,7 +15,6 @@ from engine.diagnose.readers.ras import Ras
 from engine.diagnose.readers.stacks import Stack, merge
 from engine.diagnose.waits import Waiting
 
-
 _STACKS_ONLY = 0.7
 
 

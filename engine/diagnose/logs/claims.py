@@ -22,7 +22,14 @@ from engine.diagnose.logs.places import (
     ranks_listed,
 )
 from engine.diagnose.logs.scan import FileScan, Hit
-from engine.diagnose.logs.summary import ENTRY, Failed, entry_above, first_failed
+from engine.diagnose.logs.summary import (
+    ENTRY,
+    Failed,
+    entry_above,
+    first_failed,
+    is_packed,
+    read_part,
+)
 from engine.diagnose.logs.table import RULES, WAKE
 from engine.diagnose.logs.watchdog import is_timeout
 
@@ -64,9 +71,10 @@ class Source(NamedTuple):
     world: int
 
 
-def source_of(scan: FileScan, root: Path) -> Source:
-    """Place, process ids, host and world size of a file."""
+def source_of(scan: FileScan, root: Path, *, kernel: bool = False) -> Source:
+    """Place, process ids, host and world size of a file; `kernel` says that it is a kernel's."""
     place = place_of(scan.path, root)
+    place = place._replace(kernel=True, rank=None) if kernel else place
     pids = (
         tuple(int(a or b) for a, b in _PID.findall(scan.head)[:4]) if place.rank is not None else ()
     )
@@ -103,14 +111,9 @@ def _in_context(scan: FileScan, hit: Hit, claim: Claim) -> Claim:
     that writes is no bad sample.
     """
     is_io = claim.category == "data_error" and "[Errno 5]" in claim.text
-    if (claim.category != "disk_full" and not is_io) or scan.path.suffix in (".gz", ".zst"):
+    if (claim.category != "disk_full" and not is_io) or is_packed(scan.path):
         return claim
-    try:
-        with scan.path.open("rb") as file:
-            file.seek(max(0, hit.offset - _BEFORE))
-            above = file.read(min(_BEFORE, hit.offset))
-    except OSError:
-        return claim
+    above = read_part(scan.path, max(0, hit.offset - _BEFORE), min(_BEFORE, hit.offset))
     if not is_io:
         return claim._replace(category="shm_limit") if _SHARED.search(above) else claim
     calls = b" ".join(_FRAME.findall(above)[-_FRAMES:])
@@ -156,6 +159,8 @@ def is_menu(claim: Claim) -> bool:
 
 SURVIVED, _CALM = -1.0, 3
 """Weight of a wake after which the rank made more steps than could still stand in a buffer."""
+_ALL = 9.0
+"""More than any rule weighs."""
 _OF_OTHERS = frozenset({"desync", "rank_blocked", "rendezvous", "rank_layout"})
 """Causes that every rank reports: who says so came, or waits, and is not to blame for it."""
 _ROOT = 0.6
@@ -174,7 +179,7 @@ def _claim(source: Source, row: int, hit: Hit, *, check: bool) -> Claim:
         if (hit.advice and _is_remark(hit.text)) or _only_warns(rule.category, hit.text):
             weight = 0.1
         elif place.kernel:
-            weight += 0.25
+            weight += _after_boot(source.scan, hit)
         elif asked and _went_on(source.scan, hit, rank):
             weight = 0.1
         if _ECHO.search(hit.text):
@@ -235,18 +240,27 @@ def _only_warns(category: str, text: str) -> bool:
     return _WARNING.search(text) is not None and CATEGORIES[category].domain not in _MACHINE
 
 
+_DOWN = re.compile(rb"(\S+): NIC Link is Down")
+_SINCE_BOOT = re.compile(r"^\[ *(\d+)\.\d+\]")
+_BOOT_S = 120
+
+
+def _after_boot(scan: FileScan, hit: Hit) -> float:
+    """A kernel's word weighs a little more; not that of a link that comes up as a host boots."""
+    down = _DOWN.search(hit.text.encode())
+    since = _SINCE_BOOT.match(hit.text)
+    if down is None or since is None or int(since[1]) > _BOOT_S or is_packed(scan.path):
+        return 0.25
+    back = re.compile(re.escape(down[1]) + rb": NIC Link is Up")
+    return -_ALL if back.search(read_part(scan.path, hit.offset, _AFTER)) else 0.25
+
+
 def _went_on(scan: FileScan, hit: Hit, rank: int | None, *, for_lines: int = 1) -> bool:
     """Whether the rank reports progress after the hit, in at least so many lines."""
-    if scan.path.suffix in (".gz", ".zst"):
-        return False
-    try:
-        with scan.path.open("rb") as file:
-            file.seek(hit.offset)
-            after = file.read(_AFTER)
-    except OSError:
+    if is_packed(scan.path):
         return False
     seen = 0
-    for line in after.split(b"\n")[1:]:
+    for line in read_part(scan.path, hit.offset, _AFTER).split(b"\n")[1:]:
         text = line[:512].decode(errors="replace")
         seen += is_progress(text) and (rank_in(text) in (None, rank) or rank is None)
         if seen >= for_lines:

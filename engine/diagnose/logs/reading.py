@@ -15,14 +15,19 @@ _BATCH = 64
 
 
 def read_logs(
-    places: Iterable[Path], *, on_progress: Callable[[float], None] = lambda share: None
+    places: Iterable[Path],
+    *,
+    kernel: Path | None = None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[Triage, int, list[tuple[str, str]]]:
     """Triage of every log below the places: what they say, files read, what could not be read.
 
+    kernel  a place that holds kernel logs, read as well
     A file that is empty, or of which a part could not be read, is not among those that were read.
     """
-    roots = list(places)
-    paths = [path for root in roots for path in log_files(root)]
+    of_kernel = log_files(kernel) if kernel is not None else []
+    roots = [*places, *([kernel] if kernel is not None else [])]
+    paths = [path for root in roots if root != kernel for path in log_files(root)] + of_kernel
     sizes = [size_of(path) for path in paths]
     scans: list[FileScan] = []
     total = max(1, sum(sizes))
@@ -34,7 +39,7 @@ def read_logs(
     faults = [(str(scan.path), fault) for scan in scans for fault in scan.faults]
     root = roots[0] if roots[0].is_dir() else roots[0].parent
     whole = sum(scan.complete and scan.lines > 0 for scan in scans)
-    return triage(scans, root), whole, faults
+    return triage(scans, root, kernel=frozenset(of_kernel)), whole, faults
 
 
 def log_files(root: Path) -> list[Path]:

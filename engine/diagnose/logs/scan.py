@@ -8,7 +8,9 @@ its neighbours.
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from engine.diagnose.logs.rules import (
     DIGITS,
@@ -19,7 +21,7 @@ from engine.diagnose.logs.rules import (
     talks_about,
 )
 from engine.diagnose.logs.table import RULES, Rule
-from engine.diagnose.readers.files import FileFault, is_binary, read_chunks
+from engine.diagnose.readers.files import FileFault, is_binary, read_chunks, read_limited
 
 _DIGITS = b"0123456789"
 _LINE_LIMIT = 1 << 20
@@ -62,6 +64,26 @@ _TOKENS = re.compile(
     r"(?P<keep>\[[^\]]*[a-zA-Z\\_][^\]]*\]|\\(?!d|b).)|(?P<edge>\\b)|"
     r"(?P<digits>(?:\\d|\[[\d-]+\]|\d+)(?:[+*?]\??|\{\d+,?\d*\})?)|(?P<times>\{\d+,?\d*\})"
 )
+
+
+_ERROR_FILE = re.compile(r"^error[^/]*\.json$")
+_ERROR_LIMIT = 1 << 20
+
+
+def _words_of(path: Path) -> list[bytes]:
+    """What the error file of a torchrun worker says; none if it is no such file.
+
+    Its call stack names files and lines of others: only the message is the worker's own.
+    """
+    if not _ERROR_FILE.match(path.name):
+        return []
+    try:
+        value = msgspec.json.decode(read_limited(path, _ERROR_LIMIT), type=dict[str, Any])
+        said = value["message"]
+        text = said if isinstance(said, str) else said["message"]
+    except (FileFault, ValueError, RecursionError, KeyError, TypeError):
+        return []
+    return [" ".join(str(text).split("\n")).encode(errors="replace") + b"\n"]
 
 
 def _loosened(pattern: str) -> re.Pattern[str]:
@@ -123,7 +145,7 @@ class Scanner:
         """Every hit of a file, bounded per rule; faults instead of exceptions."""
         state = _State()
         try:
-            for chunk in read_chunks(path):
+            for chunk in _words_of(path) or read_chunks(path):
                 if state.size == 0 and is_binary(chunk):
                     state.faults.append("is no text")
                     state.complete = False

@@ -3,7 +3,7 @@
 
 Each row is written from what the component itself prints (kernel driver, CUDA, NCCL, torch, gloo, DeepSpeed,
 Slurm, Kubernetes, Python), not from single reports. strength: 3 names the cause, 2 usually does, 1 only when
-nothing better is there; 0 is a wake: what ranks print because another one has gone.
+nothing better is there, less than 1 only when nothing else is; 0 is a wake: what ranks print because another one has gone.
 """
 
 import re
@@ -14,7 +14,7 @@ class Rule(NamedTuple):
     """One row: category, strength, and the pattern of a line."""
 
     category: str
-    strength: int
+    strength: float
     pattern: re.Pattern[str]
     needs: str = ""
     """A piece of text, digits aside, without which the pattern cannot match."""
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 
 def _r(
-    category: str, strength: int, pattern: str, *, needs: str = "", lasting: bool = False
+    category: str, strength: float, pattern: str, *, needs: str = "", lasting: bool = False
 ) -> Rule:
     return Rule(category, strength, re.compile(pattern, re.IGNORECASE), needs, lasting)
 
@@ -105,7 +105,7 @@ RULES: tuple[Rule, ...] = (
     _r("host_oom", 2, r"(?:exit ?|return |error )code *[:=]? *-9\b|exit(?:ed)?(?: with)?(?: exit)? ?code *[:=]? *137\b|Signal 9 \(SIGKILL\)|signal: 9\b|exitcode=-9|status=137", needs="ode"),
     _r("host_oom", 2, r"Signal 9 \(SIGKILL\)|killed by signal 9\b|signal=9\b", needs="ignal"),
     _r("host_oom", 2, r"terminated with code -9\b|died with <Signals\.SIGKILL|terminated with signal SIGKILL|exited with signal 9\b|Exit Code: *137\b", needs=""),
-    _r("os_limit", 3, r"ibv_(?:reg_mr\w*|create_\w+|alloc_\w+).*(?:Cannot allocate memory|failed with error)|memlock|RLIMIT_MEMLOCK|ulimit -l|max locked memory|create \w* ?QP.*Cannot allocate memory"),
+    _r("os_limit", 3, r"ibv_(?:reg_mr\w*|create_\w+|alloc_\w+).*(?:Cannot allocate memory|failed with error)|^(?!.*(?:ulimit -l|max locked memory.*\)) +unlimited\s*$).*(?:memlock|ulimit -l|max locked memory)|create \w* ?QP.*Cannot allocate memory"),
     _r("host_oom", 2, r"Cannot allocate memory|can't allocate memory|you tried to allocate \d+ bytes|std::bad_alloc|^\S*MemoryError|cudaHostAlloc\w*.*(?:out of memory|fail)|unable to allocate .* for an array"),
     _r("host_oom", 2, r"exited on signal 9|killed by SIGKILL|was killed by the (?:kernel|OOM)"),
     _r("host_oom", 1, r"^\s*Killed\s*$|line \d+: +\d+ Killed\b|DataLoader worker \(pid\S* \d+\) exited unexpectedly"),
@@ -128,7 +128,7 @@ RULES: tuple[Rule, ...] = (
     _r("scheduler", 2, r"FailedScheduling|NodeNotReady|Node failure on|node \S+ (?:is|was) (?:drained|cordoned|not ready)|marked dead because the autoscaler"),
     _r("scheduler", 2, r"received (?:[12]|Signals\.SIG(?:HUP|INT)) death signal|SignalException: Process \d+ got signal: [12]\b", needs="ignal"),
     _r("crash", 2, r"marked dead because the detector has missed|because its node has died\b", needs="because"),
-    _r("scheduler", 1, r"\bCANCELLED AT\b"),
+    _r("scheduler", 0.6, r"\bCANCELLED AT\b"),  # also what srun does with a step of which a task failed
     # --- files that only some nodes see
     _r("fs_missing", 3, r"Stale file handle|after transport endpoint shutdown|\[Errno (?:107|108|116|121)\]|Transport endpoint is not connected|MountVolume\S* failed|mount(?:ing)? failed|nfs: server \S+ not responding|LustreError|Remote I/O error"),
     _r("fs_missing", 2, r"FileNotFoundError|RuntimeError: File \S+ cannot be opened|Parent directory \S+ does not exist|^(?!.*(?:libnccl-net|NET/Plugin|libibverbs|nccl\.conf|shared object)).*No such file or directory|can't open file|NotADirectoryError|does not appear to have a file named|is not a local folder and is not"),
@@ -138,7 +138,7 @@ RULES: tuple[Rule, ...] = (
     _r("service_limit", 2, r"\b503\b.{0,40}(?:Service Unavailable|Slow Down)|ServiceUnavailable: 503", needs="S"),
     _r("service_limit", 1, r"HTTP Error (?:429|503) thrown while requesting|rate limited\. waiting"),
     # --- links and adapters
-    _r("nic_link", 3, r"async (?:fatal )?event ?: ?(?:port error|local catastrophic|device fatal|QP fatal|.*error)|port error|IBV_EVENT_(?:PORT_ERR|DEVICE_FATAL)|\b(?:mlx[45]_\w+|bnxt_\w+|ice|ena|efa\d*|ib\d+|eth\d+|en[sp]\d\w*|bond\d+|irdma|hfi1\w*)\b[: ].*(?:link (?:is )?down|lost carrier|port down|health (?:poll )?(?:failed|compromised)|fatal error|firmware (?:fatal|error)|internal error|tx timeout|transmit queue .*timed out)|NIC Link is Down|link state changed to DOWN|port \d+ state (?:changed to )?(?:DOWN|ERROR)|NETDEV WATCHDOG|catastrophic error|async fatal event|Port module event\[error\]|mlx5_error_sw_reset|mlx5_health_try_recover|health compromised|status definitely down|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|link (?:flap|fail)\w*|IBV_WC_(?:RETRY|RNR_RETRY)\w*"),
+    _r("nic_link", 3, r"async (?:fatal )?event ?: ?(?:port error|local catastrophic|device fatal|QP fatal|.*error)|(?<![a-z])port error\b|IBV_EVENT_(?:PORT_ERR|DEVICE_FATAL)|\b(?:mlx[45]_\w+|bnxt_\w+|ice|ena|efa\d*|ib\d+|eth\d+|en[sp]\d\w*|bond\d+|irdma|hfi1\w*)\b[: ].*(?:link (?:is )?down|lost carrier|port down|health (?:poll )?(?:failed|compromised)|fatal error|firmware (?:fatal|error)|internal error|tx timeout|transmit queue .*timed out)|NIC Link is Down|link state changed to DOWN|port \d+ state (?:changed to )?(?:DOWN|ERROR)|NETDEV WATCHDOG|catastrophic error|async fatal event|Port module event\[error\]|mlx5_error_sw_reset|mlx5_health_try_recover|health compromised|status definitely down|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|link (?:flap|fail)\w*|IBV_WC_(?:RETRY|RNR_RETRY)\w*"),
     _r("nic_link", 2, r"IBV_WC_SUCCESS\b.*\berror|IBV_WC_(?:FATAL|REM_\w+|LOC_\w+|RESP_TIMEOUT)_ERR|\bstate DOWN\b.* physical_state|physical_state (?:POLLING|DISABLED|LINK_ERROR_RECOVERY)"),
     _r("nic_link", 2, r"Got completion (?:from peer \S+ )?with (?:error|status)[ =](?:7|11|12|13|16|19|20|21)\b", needs="completion"),
     _r("nic_link", 2, r"(?:transport )?retry counter exceeded|RNR retry|vendor[ _]err(?:or)? ?(?:=|:)? ?129\b|NET/OFI.*(?:error|failed)|OFI.*completion error|libfabric.*error"),
@@ -185,7 +185,8 @@ RULES: tuple[Rule, ...] = (
     # --- libraries
     _r("lib_bug", 2, r"ncclInternalError|Internal check failed|NCCL.*internal error|please report.*(?:bug|issue|NCCL)|INTERNAL ASSERT FAILED|Segmentation fault|SIGSEGV|segfault at|general protection fault|LLVM ERROR|PTXAS error|ptxas fatal|double free|corrupted size vs|malloc\(\): |free\(\): |pure virtual method|undefined symbol|GLIBC\w*_\S* not found|symbol lookup error|(?:NCCL|library) version mismatch|mismatched (?:NCCL )?version|known (?:bug|issue|regression|hang|deadlock)\b|(?:bug|fixed) in (?:NCCL|torch|pytorch|CUDA|cuDNN|driver)|(?:exit ?|return |error )code *[:=]? *-(?:4|11)\b|Illegal instruction \(core dumped\)|SIGILL|Caught signal (?:4|11)\b"),
     # --- PCI peers
-    _r("pcie_acs", 3, r"\bACS\b.*(?:enabled|on\b|redirect|must|disable|set)|(?:intel|amd)_iommu=on|iommu.*(?:enabled|redirect|hang|disable)|Missing \"?iommu=pt|DMAR: .*fault|AMD-Vi: .*(?:PAGE_FAULT|fault)|IO_PAGE_FAULT|(?:P2P|peer[- ]to[- ]peer|peer access).*(?:ACS|IOMMU)|SrcValid\+|ReqRedir\+"),
+    _r("pcie_acs", 3, r"\bACS\b.*(?:enabled|on\b|redirect|must|disable|set)|(?<!DMAR: )\biommu\b.*(?:enabled|redirect|hang|disable)|Missing \"?iommu=pt|DMAR: .*fault|AMD-Vi: .*(?:PAGE_FAULT|fault)|IO_PAGE_FAULT|(?:P2P|peer[- ]to[- ]peer|peer access).*(?:ACS|IOMMU)|SrcValid\+|ReqRedir\+"),
+    _r("pcie_acs", 1, r"(?:intel|amd)_iommu=on(?!.*iommu=pt)"),
     _r("pcie_acs", 2, r"peer access is not supported|peer mapping|P2P .*(?:disabled|unavailable|not supported) between"),
     # --- data
     _r("data_error", 3, r"short read|UnidentifiedImageError|truncated (?:image|JPEG|record|sample|shard|file)|image file is truncated|(?:corrupt|bad|broken|invalid|malformed|damaged)\w* (?:sample|shard|image|record|jpeg|document|row|tar|parquet|arrow|data (?:file|point|sample|shard))|tarfile\.ReadError|ReadError\(|processing shard|shard\b.*(?:checksum|mismatch|corrupt|truncat)|record .*(?:checksum|mismatch)|Not an Arrow file|Hash mismatch|JSON parse error|ArrowInvalid|JSONDecodeError|Could not deserialize|invalid (?:parquet|jsonl?) |(?:sample|shard|record|document) \S+ (?:is|was) (?:corrupt|empty|invalid|malformed|bad)|DataLossError|checksum .*(?:sample|shard|record)|magic bytes not found|\[Errno 5\] Input/output error|UnicodeDecodeError"),

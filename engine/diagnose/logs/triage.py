@@ -4,6 +4,7 @@ Which category, by the strongest claims; who, by the rank whose claim is rare. W
 ranks print is the wake of what one of them printed, or did not print.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,8 @@ from engine.diagnose.logs.claims import (
     pid_ranks,
     source_of,
 )
+from engine.diagnose.logs.ends import last_lines
+from engine.diagnose.logs.places import is_progress
 from engine.diagnose.logs.scan import FileScan
 from engine.diagnose.logs.stalls import stall_findings
 from engine.diagnose.logs.summary import Failed
@@ -62,10 +65,15 @@ class Candidate(NamedTuple):
     ranks: tuple[int, ...]
 
 
-def triage(scans: Iterable[FileScan], root: Path) -> Triage:
-    """Findings of the logs below `root`, best first, and the wakes they left as symptoms."""
-    sources = [source_of(scan, root) for scan in scans]
-    claims = [claim for source in sources for claim in claims_of(source)]
+def triage(
+    scans: Iterable[FileScan], root: Path, *, kernel: frozenset[Path] = frozenset()
+) -> Triage:
+    """Findings of the logs below `root`, best first, and the wakes they left as symptoms.
+
+    kernel  files that are kernel logs whatever they are called
+    """
+    sources = [source_of(scan, root, kernel=scan.path in kernel) for scan in scans]
+    claims = _outlived([(source, claims_of(source)) for source in sources])
     wakes = [c for c in claims if c.category == WAKE and c.weight > SURVIVED]
     timed_out = any(is_timeout(wake.text) for wake in wakes)
     claims = [claim for claim in claims if not _after_time_out(claim, wakes)]
@@ -88,6 +96,30 @@ def triage(scans: Iterable[FileScan], root: Path) -> Triage:
     ]
     findings = stall_findings(findings, stalls, wakes, sources, world)
     return Triage(tuple(findings), _symptoms(wakes), frozenset(voices), world)
+
+
+_WARNED = re.compile(
+    r"\[W\d* |^W\d{4} |(?<!NCCL )\bWARN(?:ING)?\b|\b[Rr]etry(?:ing)?\b|\bwill be retried\b"
+)
+_SILENT_LINES = 40
+
+
+def _outlived(told: list[tuple[Source, list[Claim]]]) -> list[Claim]:
+    """All claims; warnings of ranks that report no steps count little once others made steps.
+
+    Megatron reports on its last rank only. What the others warned of as they started did not keep
+    the job from training.
+    """
+    ends = [(source, last_lines(source.scan)[-_SILENT_LINES:]) for source, _ in told]
+    steps = {str(s.scan.path): any(is_progress(text) for _, text in lines) for s, lines in ends}
+    stepped = any(steps.values())
+    return [
+        claim._replace(weight=min(claim.weight, 0.1))
+        if stepped and not steps[claim.file] and 0 < claim.weight < 3 and _WARNED.search(claim.text)
+        else claim
+        for _, claims in told
+        for claim in claims
+    ]
 
 
 def _after_time_out(claim: Claim, wakes: list[Claim]) -> bool:

@@ -53,7 +53,7 @@ def test_progress_grows_to_one(job, monkeypatch):
 def test_nothing_to_read_is_no_error(tmp_path):
     assert read_logs([tmp_path])[1:] == (0, [])
     found, files, faults = read_logs([tmp_path / "gone.log"])
-    assert (files, found.findings) == (1, ())
+    assert (files, found.findings) == (0, ())
     assert faults[0][0] == str(tmp_path / "gone.log")
 
 
