@@ -21,6 +21,7 @@ _SEVERITY = {
     "input": 4,
     "none": 5,
 }
+_NOTHING = "nothing here tells how the job did"
 _VAGUE = frozenset({"unknown_hang", "crash", "rank_blocked"})
 
 
@@ -30,17 +31,20 @@ def arrange(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(merged, key=_key)
 
 
-def conclude(findings: list[Finding], *, healthy: str, enough: bool = True) -> Verdict:
+def conclude(
+    findings: list[Finding], *, healthy: str, enough: bool = True, unclear: str = _NOTHING
+) -> Verdict:
     """The verdict of findings that `arrange` put in order.
 
-    healthy is the sentence for no finding at all; enough=False turns that into `unknown`.
+    healthy is the sentence for no finding at all; enough=False turns that into `unknown`, with the
+    sentence `unclear`.
     """
     first = next((f for f in findings if f.kind != "input"), None)
     if first is None:
         if not enough:
             return Verdict(
                 state="unknown",
-                what="nothing here tells how the job did",
+                what=unclear,
                 next="name a run folder, or --logs, --fr, --traces or --heartbeats of the job",
             )
         return Verdict(state="healthy", what=healthy, confidence=0.9)

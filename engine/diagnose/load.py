@@ -20,7 +20,7 @@ from engine.diagnose.parts import DIRECT, PARTS, part_of
 from engine.diagnose.readers.files import cores
 from engine.errors import TraceError
 from engine.events.reader import event_files
-from engine.events.schema import Attr
+from engine.events.schema import VERSION, Attr
 from engine.spec.layout import Coord, ParallelLayout
 
 _FILE_LIMIT = 1 << 31
@@ -52,6 +52,7 @@ class Line(msgspec.Struct, gc=False):
     stream: str = "host"
     dur_ns: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     attrs: dict[str, Attr] = {}
+    v: int = VERSION
 
 
 def whole(value: Attr) -> int:
@@ -105,6 +106,8 @@ class _File(NamedTuple):
     """[parts, steps]"""
     actions: dict[tuple[str, int], tuple[float, int]]
     microbatches: int
+    bad_lines: int
+    """Lines within the file that are no events."""
 
 
 def load_spans(events: Path, *, last: int | None = None) -> Spans:
@@ -119,6 +122,9 @@ def load_spans(events: Path, *, last: int | None = None) -> Spans:
     for rank, outcome in _outcomes(files, keep):
         if isinstance(outcome, _File):
             read[rank] = outcome
+            if outcome.bad_lines:
+                said = f"{outcome.bad_lines} lines are no events; the others were read"
+                bad.append((str(files[rank]), said))
         else:
             bad.append((str(files[rank]), outcome))
     if not read:
@@ -180,8 +186,8 @@ def _arrays(read: dict[int, _File], keep: int, bad: tuple[tuple[str, str], ...])
     )
 
 
-def decode_lines(path: Path) -> tuple[list[Line], bool]:
-    """Lines of a file and whether the last one was torn; TraceError names a bad line."""
+def decode_lines(path: Path) -> tuple[list[Line], int]:
+    """Lines of a file, and how many are no events; one without an end is what a crash leaves."""
     size = path.stat().st_size
     if size > _FILE_LIMIT:
         raise TraceError(
@@ -192,10 +198,11 @@ def decode_lines(path: Path) -> tuple[list[Line], bool]:
     end = data.rfind(b"\n") + 1
     decoder = msgspec.json.Decoder(Line)
     try:
-        return decoder.decode_lines(data[:end]), end < len(data)
+        return decoder.decode_lines(data[:end]), 0
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
-    lines = []
+    lines: list[Line] = []
+    number = 0
     for number, text in enumerate(data[:end].split(b"\n")[:-1], 1):
         try:
             lines.append(decoder.decode(text))
@@ -205,13 +212,14 @@ def decode_lines(path: Path) -> tuple[list[Line], bool]:
                     f"{path}:{number}: not an event: {error}",
                     remedy="delete the file, or name the run folder that wrote it",
                 ) from None
-    return lines, end < len(data)
+    return lines, number - len(lines)
 
 
 def _read(path: Path, rank: int, keep: int) -> _File:
-    lines, _ = decode_lines(path)
+    lines, bad_lines = decode_lines(path)
     clock = next((line for line in lines[:16] if line.name == "clock"), None)
     layout = _layout(path, clock)
+    _same(path, rank, clock)
     if rank >= layout.world_size:
         raise TraceError(
             f"{path}: rank {rank} is outside the {layout.world_size} ranks of its first line",
@@ -229,6 +237,7 @@ def _read(path: Path, rank: int, keep: int) -> _File:
         _tail(path, rank, layout, lines, clock), layout, np.array(numbers, np.int64),
         np.array(lengths, np.float32), seconds,
         {key: (total / 1e9, count) for key, (total, count) in actions.items()}, microbatches,
+        bad_lines,
     )  # fmt: skip
 
 
@@ -297,6 +306,22 @@ def _reduce(
             if number >= microbatches:
                 microbatches = number + 1
     return cells, steps, actions, microbatches
+
+
+def _same(path: Path, rank: int, clock: Line | None) -> None:
+    """Refuse what another program version wrote, or another rank."""
+    if clock is None:
+        return
+    if clock.v != VERSION:
+        raise TraceError(
+            f"{path}: schema version {clock.v}, this program reads {VERSION}",
+            remedy="use the version of msctl that wrote the run",
+        )
+    if clock.rank not in (-1, rank):
+        raise TraceError(
+            f"{path}: holds the events of rank {clock.rank}",
+            remedy="give every file its own rank's name again",
+        )
 
 
 def _layout(path: Path, clock: Line | None) -> ParallelLayout:

@@ -69,7 +69,8 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
     )
     times = step_times(spans)
     healthy = _healthy(spans, times, result) + _mended(record)
-    verdict = arbiter.conclude(findings, healthy=healthy)
+    stale = _stale(spans, times, result)
+    verdict = arbiter.conclude(findings, healthy=healthy, enough=not stale, unclear=stale)
     report = Report(
         verdict=verdict,
         job=folder.name,
@@ -171,8 +172,8 @@ def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
     others = [t for t in spans.tails.values() if t.ended or t.error or t.open]
     world = set(range(spans.layout.world_size))
     absent = sorted(world - set(spans.tails))
-    if not silent and not absent:
-        return []
+    if not silent and (not absent or all(t.ended and not t.error for t in others)):
+        return []  # no job ends in order without one of its ranks: that rank's file is not here
     if not others and result.get("ended") is None and not absent:
         return []  # still running
     ranks = _ended_by(result) or tuple([t.rank for t in silent] + absent)
@@ -242,6 +243,20 @@ def _healthy(spans: Spans, times: Times | None, result: dict[str, Any]) -> str:
         f"of {show_seconds(times.step_s)}, "
         "no rank slower than its peers"
     )
+
+
+def _stale(spans: Spans, times: Times | None, result: dict[str, Any]) -> str:
+    """What is to be said of a run that recorded no end and is not heard of any more; else empty."""
+    if result or any(tail.ended for tail in spans.tails.values()):
+        return ""
+    age_s = time.time() - max(tail.last_wall_ns for tail in spans.tails.values()) / 1e9
+    if age_s < max(_STALE_S, _STALE_STEPS * (times.step_s if times else 0.0)):
+        return ""
+    return f"no rank recorded an end, and the last event is {show_seconds(age_s)} old"
+
+
+_STALE_S, _STALE_STEPS = 900.0, 20
+"""A run that recorded nothing for so long, and for so many steps, may have ended."""
 
 
 def _mended(record: Record) -> str:

@@ -22,6 +22,9 @@ _KERNEL = re.compile(r"dmesg|kern(?:el)?\.log|journal|syslog|messages", re.IGNOR
 
 _LINE_RANK = (
     re.compile(r"^\s*\[(?:default|rank|local_rank:?|Rank |RANK )\s?(\d{1,7})\]"),
+    re.compile(
+        r"^\[(?!(?:node|host|gpu|cuda|npu|step|epoch|iter|pid|batch))[A-Za-z_]{1,20}(\d{1,7})\]:"
+    ),  # torchrun --role
     re.compile(r"(?:^|\s)\[\d+,(\d{1,7})\]<std(?:out|err)>"),
     re.compile(r'"(?:global_)?rank\\?"\s*:\s*\\?"?(\d{1,7})\b'),
     re.compile(r"^\[(\d{1,7})\] \S+:\d+:\d+ \[\d+\] "),

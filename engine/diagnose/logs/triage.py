@@ -99,7 +99,8 @@ def triage(
 
 
 _WARNED = re.compile(
-    r"\[W\d* |^W\d{4} |(?<!NCCL )\bWARN(?:ING)?\b|\b[Rr]etry(?:ing)?\b|\bwill be retried\b"
+    r"\[W\d* |^W\d{4} |(?<!NCCL )\bWARN(?:ING)?\b|\b[Rr]etry(?:ing)?\b|\bwill be retried\b|"
+    r"(?i:\boverflow\b)"
 )
 _SILENT_LINES = 40
 

@@ -15,6 +15,7 @@ import msgspec
 
 from engine.diagnose.readers.files import FileFault, read_chunks
 from engine.diagnose.readers.job import WORLD_LIMIT, Job
+from engine.diagnose.readers.names import rank_of_name
 from engine.diagnose.waits import Waiting
 
 HANG_S = 5.0
@@ -22,7 +23,6 @@ HANG_S = 5.0
 _GONE_ON = 2
 """Steps that others cannot make while a rank of their job only stands still."""
 _LINE = 1 << 16
-_RANK = re.compile(r"(\d{1,7})(?:\.\w+)*$")
 _DIRECTION = (
     (re.compile(r"recv\w*?[_-]?f", re.I), ("pp", -1)),
     (re.compile(r"recv\w*?[_-]?b", re.I), ("pp", 1)),
@@ -58,8 +58,8 @@ def read_beats(paths: Iterable[Path]) -> tuple[dict[int, Beat], list[tuple[str, 
     last: dict[int, Beat] = {}
     faults: list[tuple[str, str]] = []
     for path in paths:
-        found = _RANK.search(path.name)
-        own = int(found[1]) if found else -1
+        named = rank_of_name(path.name)
+        own = -1 if named is None else named
         bad = 0
         try:
             for line in _lines(path):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.diagnose.readers.files import FileFault, read_limited
+from engine.diagnose.readers.names import rank_of_name
 
 _LIMIT = 16 << 20
-_RANK = re.compile(r"(\d{1,7})(?:\.\w+)*$")
 _FAULT = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,9}) in (.{1,200})$')
 _SPY = re.compile(r"^\s{4,}(?:\d+: )?(\S.{0,200}?) \((.{1,400}?):(\d{1,9})\)")
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b.*")
@@ -58,8 +58,8 @@ class Stack(NamedTuple):
 
 def read_stack(path: Path) -> Stack:
     """The main thread's stack of one rank's file; FileFault if it holds none."""
-    found = _RANK.search(path.name)
-    if found is None:
+    rank = rank_of_name(path.name)
+    if rank is None:
         raise FileFault("its name does not tell a rank")
     text = read_limited(path, _LIMIT).decode(errors="replace")
     threads: list[tuple[str, list[Frame]]] = []
@@ -77,7 +77,7 @@ def read_stack(path: Path) -> Stack:
         raise FileFault("holds no stack")
     # py-spy names the main thread; faulthandler lists it last
     main = next((frames for name, frames in threads if "MainThread" in name), threads[-1][1])
-    return Stack(int(found[1]), str(path), tuple(main[:200]))
+    return Stack(rank, str(path), tuple(main[:200]))
 
 
 def merge(stacks: Mapping[int, Stack]) -> dict[str, tuple[int, ...]]:

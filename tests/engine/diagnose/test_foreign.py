@@ -211,3 +211,28 @@ def test_pipes_devices_and_what_may_not_be_read_are_left_out(tmp_path):
         assert (report.verdict.category, report.verdict.ranks) == ("code_error", (0,))
     finally:
         (tmp_path / "shut").chmod(0o755)
+
+
+def test_what_was_not_read_is_not_called_healthy(tmp_path):
+    healthy = "[rank0] INFO iteration 1/9 | lm loss: 2.0\n" * 20
+    (tmp_path / "a.log").write_bytes(b"")
+    assert diagnose_foreign(Inputs(logs=tmp_path)).verdict.state == "unknown"
+    (tmp_path / "b.log").write_bytes(b"\0\1\2" * 2000)
+    assert diagnose_foreign(Inputs(logs=tmp_path)).verdict.state == "unknown"
+    (tmp_path / "c.log").write_text(healthy)
+    report = diagnose_foreign(Inputs(logs=tmp_path))
+    assert (report.verdict.state, report.read, len(report.unreadable)) == (
+        "healthy",
+        {"logs": 1},
+        1,
+    )
+    (tmp_path / "d.log").write_bytes(b"\0\1\2" * 2000)
+    assert diagnose_foreign(Inputs(logs=tmp_path)).verdict.state == "unknown"  # most of it is dark
+
+
+def test_a_look_at_stacks_alone_does_not_tell_that_all_is_well(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.txt").write_text(
+            'Thread 1 (most recent call first):\n  File "train.py", line 3 in step\n'
+        )
+    assert diagnose_foreign(Inputs(stacks=tmp_path)).verdict.state == "unknown"

@@ -56,7 +56,9 @@ def test_without_an_open_call_the_heartbeat_and_then_the_dump_tells():
 
 
 def test_a_stack_alone_tells_where_but_makes_no_graph():
-    assert join({}, {}, {0: stack(0, OWN)}) == {}
+    alone = Waiting(0, frozenset(), "step at train.py:40", 0.0, "s0")
+    assert join({}, {}, {0: stack(0, OWN)}) == {0: alone}
+    assert hang_findings(JOB, [], {}, {0: stack(0, OWN)}) == []
     made = join({1: WAITS._replace(rank=1)}, {}, {0: stack(0, OWN)})
     assert made[0] == Waiting(0, frozenset(), "step at train.py:40", 0.0, "s0")
 
@@ -114,6 +116,30 @@ def test_calls_that_differ_are_a_finding_of_the_rarer_side():
     assert mismatch.what == "call 5 of group 0 differs between ranks"
     assert mismatch.why == "broadcast: rank 0, 1; all_gather: rank 2"
     assert mismatch.evidence[0].file == "d2"
+
+
+def test_of_stacks_alone_who_calls_waits_for_the_few_that_do_not():
+    calls = {r: stack(r, INSIDE, OWN) for r in (0, 1, 3)}
+    (finding,) = hang_findings(JOB, [], {}, {**calls, 2: stack(2, OWN)})
+    assert (finding.ranks, finding.confidence, finding.source) == ((2,), 0.7, "stacks")
+    busy = {r: stack(r, OWN) for r in range(4)}
+    assert hang_findings(JOB, [], {}, busy) == []
+    assert hang_findings(JOB, [], {}, {**busy, 0: stack(0, INSIDE, OWN)}) == []  # a usual moment
+    assert hang_findings(JOB, [], {}, calls) == []  # nobody is missing among these
+
+
+def gloo(rank, *names):
+    calls = {("0", n): f"gloo:{name} [[8]]" for n, name in enumerate(names, 1)}
+    return dump(rank, enqueued=len(names))._replace(finished=calls)
+
+
+def test_gloo_closes_calls_that_timed_out_but_counts_and_names_remain():
+    dumps = [gloo(r, "all_reduce", "all_reduce") for r in range(3)]
+    (finding,) = hang_findings(JOB, [*dumps, gloo(3, "all_reduce")], {}, {})
+    assert (finding.category, finding.ranks, finding.confidence) == ("rank_blocked", (3,), 0.5)
+    (finding,) = hang_findings(JOB, [*dumps, gloo(3, "all_reduce", "barrier")], {}, {})
+    assert (finding.category, finding.ranks) == ("desync", (3,))
+    assert hang_findings(JOB, [*dumps, gloo(3, "all_reduce", "all_reduce")], {}, {}) == []
 
 
 def test_what_differs_among_dumps_of_a_job_that_does_not_wait_is_no_finding():

@@ -139,11 +139,21 @@ def test_a_tail_says_how_the_file_ends(tmp_path):
     assert load_spans(tmp_path).tails[0].open == ()  # closed long before the last line
 
 
-def test_a_torn_last_line_is_left_out_and_told(tmp_path):
+def test_a_torn_last_line_is_left_out_and_a_bad_one_within_is_counted(tmp_path):
     path = write(tmp_path, 0, [CLOCK, *step_of(0, 0)], end=b'\n{"kind": "span", "na')
-    lines, torn = decode_lines(path)
-    assert (len(lines), torn) == (6, True)
-    assert decode_lines(write(tmp_path, 1, [CLOCK])) == ([lines[0]], False)
+    lines, bad = decode_lines(path)
+    assert (len(lines), bad) == (6, 0)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n{}\n[1]\n", 1))
+    assert decode_lines(path) == (lines, 2)
+    spans = load_spans(path.parent)
+    assert spans.unreadable == ((str(path), "2 lines are no events; the others were read"),)
+
+
+@pytest.mark.parametrize(("change", "what"), [({"v": 99}, "version 99"), ({"rank": 2}, "rank 2")])
+def test_events_of_another_version_or_rank_are_refused(tmp_path, change, what):
+    path = write(tmp_path, 0, [CLOCK | change, *step_of(0, 0)])
+    with pytest.raises(TraceError, match=what):
+        load_spans(path.parent)
 
 
 BAD = [

@@ -121,7 +121,17 @@ def test_an_incident_is_what_the_driver_saw_and_its_run_says_that_it_came_back(t
     assert verdict.state == "healthy"
     assert "came back from 1 incident, the last: rank 3 was ended by SIGKILL" in verdict.what
     (folder / "recovery.json").write_bytes(b'{"incident": [')
-    assert diagnose_run(folder).verdict.state == "healthy"
+    verdict = diagnose_run(folder).verdict
+    assert verdict.state == "unknown"
+    assert "no rank recorded an end, and the last event is" in verdict.what
+
+
+def test_a_file_that_is_missing_beside_ranks_that_ended_is_no_crash(tmp_path):
+    run = write_run(tmp_path / "run", LAYOUT, steps=6)
+    (run / "events" / "rank-00003.jsonl").unlink()
+    report = diagnose_run(run)
+    assert report.verdict.state == "healthy"
+    assert any("events of 1 ranks" in gap for gap in report.not_looked_at)
 
 
 def test_a_run_that_never_began_again_is_its_newest_incident(tmp_path):

@@ -220,3 +220,19 @@ def test_a_warning_of_python_is_advice(tmp_path):
     text = "should be divisible by tensor parallel size"
     assert one(tmp_path, f"/x/y.py:3: UserWarning: {text}\n").weight == 0.1
     assert one(tmp_path, f"ValueError: vocab {text}\n").category == "rank_layout"
+
+
+def test_a_link_that_comes_up_as_a_host_boots_is_no_fault(tmp_path):
+    down, up = "[ 4.0] ice eth2: NIC Link is Down\n", "[ 9.0] ice eth2: NIC Link is Up 100 Gbps\n"
+    assert one(tmp_path, down, "dmesg").weight == 3.25
+    assert one(tmp_path, down + up, "dmesg").weight < 0
+    assert one(tmp_path, down + up.replace("eth2", "eth3"), "dmesg").weight == 3.25
+    late = down.replace(" 4.0", "9000.0") + up.replace(" 9.0", "9004.0")
+    assert one(tmp_path, late, "dmesg").weight == 3.25
+
+
+def test_a_log_is_a_kernels_if_the_caller_says_so(tmp_path):
+    path = tmp_path / "rank_3.txt"
+    path.write_text("NVRM: Xid (PCI:0000:a1:00): 79, GPU has fallen off the bus\n")
+    source = source_of(Scanner().scan(path), tmp_path, kernel=True)
+    assert (source.place.kernel, source.place.rank) == (True, None)

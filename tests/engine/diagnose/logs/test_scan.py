@@ -1,6 +1,7 @@
 """The first cut: every line that the table knows, at its line and byte, and nothing else."""
 
 import gzip
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -133,3 +134,27 @@ def test_the_first_cut_asks_for_words_of_any_case_and_for_no_healthy_line():
     assert scanner.keeps(BAD.upper())
     assert scanner.keeps("lm loss: NaN")
     assert not scanner.keeps("initializing the banana of 12 pieces")
+
+
+def test_of_a_torchrun_error_file_only_the_message_is_read(tmp_path):
+    path = tmp_path / "error.json"
+    stack = "from . import errors\nConnection refused\nKeyError: 'x'"
+    said = {"message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": stack}}}
+    for value in (said, {"message": "KeyError: 'x'"}):
+        path.write_text(json.dumps(value))
+        scan = Scanner().scan(path)
+        texts = [hit.text for hits in scan.hits.values() for hit in hits]
+        assert (texts, scan.complete) == (["KeyError: 'x'"], True)
+    for bad in ("", "{", "[]", '{"message": 3}', "[" * 9999):
+        path.write_text(bad)
+        assert Scanner().scan(path).complete  # read as text then
+
+
+def test_what_could_not_be_read_to_its_end_is_not_complete(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_bytes(b"\0\1\2" * 2000)
+    assert not Scanner().scan(path).complete
+    assert not Scanner().scan(tmp_path / "gone.log").complete
+    packed = gzip.compress(b"iteration 5\n" * 5000)
+    (tmp_path / "b.log.gz").write_bytes(packed[: len(packed) // 2])
+    assert not Scanner().scan(tmp_path / "b.log.gz").complete

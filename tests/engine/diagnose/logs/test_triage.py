@@ -180,3 +180,32 @@ def test_a_task_that_sends_no_heartbeat_is_the_silent_one(tmp_path):
     text = "Task /job:jax_worker/replica:0/task:37 heartbeat timeout. The task has failed\n"
     first = read(tmp_path, {"job.log": text}).findings[0]
     assert (first.category, first.ranks) == ("unknown_hang", (37,))
+
+
+WARNING = "[W socket.cpp:697] [c10d] The client socket has failed to connect to [n1]:29500"
+
+
+def test_what_quiet_ranks_warned_of_did_not_keep_others_from_steps(tmp_path):
+    # as Megatron logs: steps on the last rank only
+    texts = {f"rank_{r}.log": f"{WARNING}\n" for r in range(3)} | {"rank_3.log": STEP.format(r=3)}
+    assert read(tmp_path, texts).findings == ()
+    texts["rank_1.log"] += "ValueError: shape of x is wrong\n"
+    first = read(tmp_path, texts).findings[0]
+    assert (first.category, first.ranks) == ("code_error", (1,))
+    texts["rank_3.log"] = "starting\n"
+    assert read(tmp_path, texts).findings[0].category == "rendezvous"
+
+
+def test_srun_cancels_a_step_after_a_task_failed(tmp_path):
+    end = (
+        "srun: error: node01: task 2: Exited with exit code 1\n"
+        "slurmstepd: error: *** STEP 7.0 ON node01 CANCELLED AT 2026-03-02T12:10:30 ***\n"
+        "srun: error: node01: tasks 0-1,3: Terminated\n"
+    )
+    first = read(tmp_path, {"slurm-7.out": "2: ValueError: x\n" + end}).findings[0]
+    assert (first.category, first.ranks) == ("code_error", (2,))
+    found = read(tmp_path, {"slurm-7.out": end.split("\n", 1)[1]}).findings
+    assert "scheduler" in {finding.category for finding in found}
+    ended = {"slurm-7.out": end.split("\n", 1)[0] + "\n"}
+    first = read(tmp_path, ended).findings[0]
+    assert (first.category, first.ranks) == ("code_error", (2,))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine.diagnose.readers.beats import HANG_S, Beat, beat_waits, read_beats
+from engine.diagnose.readers.beats import HANG_S, Beat, beat_waits, gone_on_without, read_beats
 from engine.diagnose.readers.job import NOTHING, Job
 
 JOB = Job("j", 8, (("tp", 2), ("dp", 2), ("pp", 2)), {})
@@ -152,3 +152,22 @@ def test_without_the_jobs_degrees_a_wait_is_known_but_not_for_whom():
     assert waits(beat(5, "recv_f"), job=NOTHING)[5].lost
     assert waits(beat(5, "forward"), job=NOTHING) == {}
     assert beat_waits({}, JOB) == {}
+
+
+def test_without_degrees_who_waits_waits_for_who_is_silent_lags_or_works_alone():
+    busy = beat(2, "forward")
+    states = waits(beat(0, "dp_allreduce"), beat(1, "tp_reduce"), busy, job=NOTHING)
+    assert {r: set(s.waits_for) for r, s in states.items()} == {0: {2}, 1: {2}, 2: set()}
+    late = waits(beat(0, "dp_allreduce", step=7), beat(1, "tp_reduce"), job=NOTHING)
+    assert (late[0].waits_for, late[1].lost) == ({1}, True)
+    young = beat(2, "forward", since=99.0)
+    assert waits(beat(0, "dp_allreduce"), young, job=NOTHING)[0].lost
+
+
+def test_a_job_that_goes_on_without_a_rank_that_fell_silent():
+    silent = beat(2, "forward", time=40.0, step=40)
+    others = {r: beat(r, "forward", step=99) for r in (0, 1, 3)}
+    assert gone_on_without({**others, 2: silent}) == [silent]
+    assert gone_on_without({**others, 2: silent._replace(step=98)}) == []  # the last step
+    assert gone_on_without({0: others[0], 2: silent}) == []  # who of the two is gone?
+    assert gone_on_without({}) == []

@@ -53,7 +53,7 @@ def test_a_folder_without_a_description_still_has_its_groups(tmp_path):
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"[]", b"3", b"null", b"{}", DEEP, b"\xff", b'{"world_size": 8}',
+        b"", b"[]", b"3", b"null", b"{}", DEEP, b"\xff", b'{"world_size": 8, "tp": 2}',
         b'{"world_size": "many"}', b'{"world_size": 0, "tp": 0}', b'{"world_size": [8]}',
         b'{"world_size": 4, "tp": -2, "dp": -2}', b'{"world_size": 8, "tp": 2, "dp": 2}',
         b'{"world_size": 2097152, "tp": 2097152}', b'{"world_size": 4, "tp": {}}',
@@ -63,6 +63,12 @@ def test_a_description_that_does_not_add_up_is_refused(tmp_path, data):
     (tmp_path / "job.json").write_bytes(data)
     with pytest.raises(FileFault):
         read_job(tmp_path)
+
+
+def test_a_world_alone_is_known_without_its_degrees(tmp_path):
+    (tmp_path / "job.json").write_text('{"world_size": 8}')
+    assert (read_job(tmp_path).world, read_job(tmp_path).degrees) == (8, ())
+    assert read_job(tmp_path).group("dp", 3) == ()
 
 
 def test_a_world_of_a_million_is_the_largest(tmp_path):
