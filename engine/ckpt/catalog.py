@@ -34,9 +34,12 @@ logger = logging.getLogger(__name__)
 CLAIM = "ATTEMPT"
 """First file of a folder: which attempt owns it."""
 
+ABANDONED = "ABANDONED"
+"""File in a folder that training has gone back behind."""
+
 _FOLDER = re.compile(r"step-(\d{8,12})(?:\.(\d{1,4}))?", re.ASCII)
 
-State = Literal["committed", "damaged", "partial"]
+State = Literal["committed", "abandoned", "damaged", "partial"]
 
 
 class CheckpointInfo(Noun, frozen=True, kw_only=True):
@@ -128,8 +131,11 @@ def describe(store: Store, folder: str) -> CheckpointInfo:
         why = "; ".join(missing_files(manifest, present)[:3])
     except CheckpointError as error:
         return msgspec.structs.replace(base, state="damaged", why=error.what)
+    state: State = "damaged" if why else "committed"
+    if not why and ABANDONED in {found.name for found in present}:
+        state, why = "abandoned", "training was resumed from a step before it"
     return msgspec.structs.replace(
-        base, state="damaged" if why else "committed", why=why,
+        base, state=state, why=why,
         created_s=manifest.created_s, layout=manifest.meta.layout, **_remarks(manifest.meta.extra),
     )  # fmt: skip
 
@@ -157,9 +163,36 @@ def valid_folders(store: Store) -> Iterator[str]:
         info = describe(store, folder)
         if info.state == "committed":
             yield folder
-        else:
+        elif info.state != "abandoned":
             where = f"{store.url}/{folder}"
             logger.warning("%s is %s and passed over: %s", where, info.state, info.why)
+
+
+def folder_of_step(store: Store, step: int) -> str | None:
+    """The newest complete checkpoint of a step, one that was abandoned if there is no other."""
+    found = None
+    for folder in reversed(step_folders(store)):
+        if (parse_folder(folder) or (0, 0))[0] == step:
+            state = describe(store, folder).state
+            if state == "committed":
+                return folder
+            found = found or (folder if state == "abandoned" else None)
+    return found
+
+
+def begin_branch(store: Store, folder: str) -> list[str]:
+    """Training goes on from a checkpoint by a person's wish: later ones are passed over then.
+
+    They stay, each with a file that says so; without that file they count again. Returns them.
+    """
+    step, attempt = parse_folder(folder) or (0, 1)
+    if any(found.name == ABANDONED for found in store.files(folder)):
+        store.remove([f"{folder}/{ABANDONED}"])
+    after = [f for f in step_folders(store) if (parse_folder(f) or (0, 0)) > (step, attempt)]
+    later = [other for other in after if describe(store, other).state == "committed"]
+    for other in later:
+        store.create(f"{other}/{ABANDONED}", f"resumed from {folder}\n".encode())
+    return later
 
 
 def latest(root: str | Path) -> str | Path | None:

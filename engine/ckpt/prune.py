@@ -106,7 +106,8 @@ def keep_newest(root: str | Path, last: int) -> list[str]:
     if last == 0:
         return []
     decisions = plan_prune(root, Retention(last=last))
-    return prune(root, [d for d in decisions if d.state not in ("partial", "upload")])
+    mine = ("committed", "damaged")  # what was abandoned, a person may still want
+    return prune(root, [d for d in decisions if d.state in mine])
 
 
 def _wanted(valid: Sequence[CheckpointInfo], retention: Retention) -> dict[str, str]:
@@ -146,6 +147,8 @@ def _decide(
         why = reasons.get(info.name, "")
         if not why:
             action, why = "remove", "no rule keeps it"
+    elif info.state == "abandoned":
+        action, why = "remove", info.why
     elif info.state == "damaged":
         why = f"damaged, for a person to look at: {info.why}"
     else:
@@ -185,6 +188,8 @@ def _decide_uploads(
 def _writer_dead(
     store: Store, info: CheckpointInfo, grace_s: float, now: float
 ) -> tuple[bool, str]:
+    if not any(found.name.startswith(CLAIM) for found in store.files(info.name)):
+        return False, f"no {CLAIM} of ours in it: another program's folder"
     age = now - info.created_s
     if age > grace_s:
         return True, f"never committed, silent for {age / 3600:.1f} h"

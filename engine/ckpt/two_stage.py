@@ -304,7 +304,8 @@ class TwoStage:
         step = max(view.steps[slot] for view in views)
         if self.rank == 0 and old is not None:
             self.spool.drop_job(old.folder)
-            logger.warning("step %d gives way unsaved: the store is slower than the saves", step)
+            why = self.spool.status().error or "the store is slower than the saves"
+            logger.warning("step %d gives way unsaved: %s", step, why)
         return step
 
     def _issue(self, slot: int, folder: str, meta: CheckpointMeta) -> None:

@@ -58,6 +58,7 @@ NAMES: dict[str, Name] = {
     "start": Name(
         kind="span", meaning="before the first step: meet, build or resume", attrs=("phase",)
     ),
+    "finish": Name(kind="span", meaning="after the last step: until all saves are durable"),
     "step": Name(kind="span", meaning="one optimizer step, data to update"),
     "data": Name(kind="span", meaning="waiting for the next batch"),
     "forward": _action("forward of a micro-batch through a chunk", "microbatch"),

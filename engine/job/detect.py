@@ -44,8 +44,9 @@ class Hung(NamedTuple):
 class Pace:
     """The usual length of steps, validations and checkpoints of this job."""
 
-    def __init__(self, job: JobSpec, section_s: float) -> None:
-        self._job, self._section_s = job, section_s
+    def __init__(self, job: JobSpec, section_s: float, finish_s: float = 0.0) -> None:
+        """finish_s: how long ranks wait for the last save before they call it an error."""
+        self._job, self._section_s, self._finish_s = job, section_s, finish_s
         self._steps: deque[float] = deque(maxlen=_KEPT)
         self._longest: dict[str, float] = {}
 
@@ -70,6 +71,8 @@ class Pace:
     def deadline_s(self, doing: str) -> float:
         """How long what a rank does may take."""
         outer = doing.partition("/")[0]
+        if outer == "finish":
+            return self._finish_s + self._job.start_s
         if outer in ("", "start") or not self.is_known:
             return self._job.start_s
         if outer in _SECTIONS:

@@ -71,8 +71,15 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
     Raises MissingError if another process holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise MissingError(
+            f"{folder}: no run can be kept here: {error.strerror or error}",
+            remedy="name a --run folder (or --runs) that this user may write to",
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

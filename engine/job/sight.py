@@ -43,7 +43,9 @@ class Sight:
     def __init__(self, driver: "Driver") -> None:
         job = driver.recipe.job
         self.driver = driver
-        self.pace = Pace(job, driver.recipe.monitor.step_deadline_s)
+        self.pace = Pace(
+            job, driver.recipe.monitor.step_deadline_s, driver.recipe.checkpoint.deadline_s
+        )
         self.silence = Silence(job)
         self._spikes = Spikes(job.spike)
         self._loss: StepMetrics | None = None

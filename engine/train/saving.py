@@ -6,8 +6,11 @@ update waits for it. A process of the node writes it to the store behind trainin
 only if there is none.
 """
 
+import contextlib
 import logging
+import os
 import platform
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,18 +20,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.ckpt.arena import spool_folder
-from engine.ckpt.catalog import parse_folder
+from engine.ckpt.arena import SLOTS, Spool, spool_folder
+from engine.ckpt.catalog import ABANDONED, begin_branch, parse_folder
 from engine.ckpt.flush import FlushOptions
 from engine.ckpt.leftovers import finish_together
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.memory import load_from_memory
+from engine.ckpt.partner import PEERS
 from engine.ckpt.prune import keep_newest
 from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.ring import Ring, address_towards, bring_copies
 from engine.ckpt.save import agree, save_checkpoint
 from engine.ckpt.share import Share
-from engine.ckpt.store import open_store
+from engine.ckpt.store import open_store, split
 from engine.ckpt.two_stage import TwoStage
 from engine.comm.collectives import barrier, broadcast, gather_bytes
 from engine.errors import CheckpointError, EngineError, MissingError
@@ -37,12 +41,19 @@ from engine.spec.load import dump_recipe
 from engine.spec.recipe import Recipe
 from engine.train.build import Engine
 from engine.train.policy import Policy
-from engine.train.resume import checkpoint_root, checkpoint_to_resume, run_identity
+from engine.train.resume import (
+    Own,
+    checkpoint_root,
+    checkpoint_to_resume,
+    run_identity,
+    run_mark,
+)
 from engine.train.state import loaded, pieces_to_load, pieces_to_save
 from engine.train.task import RankTask
 
 logger = logging.getLogger(__name__)
 
+_MARK_BYTES = 1 << 10
 _ROUND_S = 2.0
 """How often ranks that wait for the store tell each other that they still live."""
 
@@ -59,6 +70,8 @@ class Saver:
         self.spec, self.mesh = recipe.checkpoint, engine.mesh
         self.root = checkpoint_root(folder, self.spec.path)
         self.policy = Policy(self.spec)
+        self._attempt = task.attempt
+        self._is_new = not (folder / "metrics.jsonl").exists()
         self.saved = -1
         """Step of the newest save that was begun or loaded; -1 = none."""
         self.spool, secret = self._find_spool()
@@ -83,6 +96,8 @@ class Saver:
 
         wish  `auto`, `never` or a step number. Called by all ranks together.
         """
+        if self._attempt == 0:
+            agree(self.gather, self._check_store)
         meta = None
         if wish == "auto" and self.spec.two_stage:
             meta = self._from_memory()
@@ -118,29 +133,56 @@ class Saver:
         if self.mesh.rank:
             return b""
         try:
-            steps = [parsed[0] for name in open_store(self.root).folders()
-                     if (parsed := parse_folder(name))]  # fmt: skip
+            store = open_store(self.root)
+            named = ((parse_folder(name), name) for name in store.folders())
+            for parsed, name in sorted((p, name) for p, name in named if p)[::-1]:
+                if store.get(f"{name}/{ABANDONED}", _MARK_BYTES) is None:
+                    return str(parsed[0]).encode()
         except EngineError as error:
             logger.warning("the store does not answer: %s", error.what)
-            steps = []
-        return str(max(steps, default=0)).encode()
+        return b"0"
 
     def _from_store(self, wish: str) -> CheckpointMeta | None:
         def choose() -> bytes:
-            return (
-                (checkpoint_to_resume(self.root, wish) or "").encode()
-                if not self.mesh.rank
-                else b""
-            )
+            if self.mesh.rank:
+                return b""
+            own = Own(self.folder.name, self._mark, is_new=self._is_new) if self.spec.path else None
+            found = checkpoint_to_resume(self.root, wish, recipe=self.recipe, own=own)
+            return (found or "").encode()
 
         found = agree(self.gather, choose)[0].decode()
         if not found:
             return None
         pieces = pieces_to_load(self.engine)
         meta = load_checkpoint(found, pieces, gather=self.gather, share=self._share())
+        if wish.isdigit():
+            self._leave_branch(found)
         if self.mesh.rank == 0:
             logger.info("resumed from step %d of %s", meta.step, found)
         return meta
+
+    def _leave_branch(self, found: str) -> None:
+        """A person went back to a step: what came after it must not come back by itself."""
+        if self.spool.is_dir():
+            spool = Spool(self.spool)
+            for slot in range(SLOTS):
+                spool.write_ticket(self.mesh.rank, slot, None)
+            if self._lead:
+                shutil.rmtree(self.spool / PEERS, ignore_errors=True)
+        if self.mesh.rank == 0:
+            root, name = split(found)
+            later = begin_branch(open_store(root), name)
+            logger.info("resumed from %s; passed over from now on: %s", name, ", ".join(later))
+        self.gather(b"")
+
+    def _check_store(self) -> bytes:
+        """Write something small where checkpoints go, before hours of training rely on it."""
+        if self.mesh.rank == 0:
+            store, name = open_store(self.root), f".writable-{os.urandom(6).hex()}"
+            store.put(name, [memoryview(b"\n")])
+            with contextlib.suppress(EngineError):  # may be left: some stores let nobody delete
+                store.remove([name])
+        return b""
 
     def _share(self) -> Share | None:
         """Replicas that hold the same pieces, so that each byte is read once."""
@@ -253,7 +295,7 @@ class Saver:
             self.policy.stalled(time.monotonic() - start)
 
     def _meta(self, done: int, loss: float, why: str) -> CheckpointMeta:
-        extra: dict[str, object] = {"loss": loss, "why": why}
+        extra: dict[str, object] = {"loss": loss, "why": why, "run_mark": self._mark}
         if self._value is not None:
             extra["val_loss"] = self._value
         return CheckpointMeta(
@@ -293,6 +335,11 @@ class Saver:
         Raises CheckpointError if the store did not take them in time; they stay in memory then.
         """
         self.settle()
+        self.events.step = -1  # what follows is part of no step
+        with self.events.span("finish"):
+            self._finish(done, loss, save=save)
+
+    def _finish(self, done: int, loss: float, *, save: bool) -> None:
         if save and self._two is None:
             self._begin(done, loss, "end")
         if self._two is None:
@@ -359,4 +406,5 @@ class Saver:
         ]
         self._lead = [node for _, node in every].index(self.node) == self.mesh.rank
         base = self._memory
+        self._mark = run_mark(every[0][0])
         return spool_folder(f"{self.root}#{every[0][0]}", self.node, base=base), every[0][0]

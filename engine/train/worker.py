@@ -111,8 +111,9 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
         with events.span("start", phase="build"):
             loop = _loop(mesh, device, recipe, events, task)
         loop.run()
-        barrier(mesh.world)
-        end_world()
+        with events.span("finish"):
+            barrier(mesh.world)
+            end_world()
     return 0
 
 

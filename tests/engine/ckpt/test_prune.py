@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from engine.ckpt.catalog import catalog
+from engine.ckpt.catalog import begin_branch, catalog, latest
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.prune import Retention, keep_newest, plan_prune, prune
 from engine.ckpt.save import save_checkpoint
@@ -85,6 +85,28 @@ def test_only_dead_attempts_are_orphans(saved):
     }
     later = plan_prune(saved, Retention(last=4), now_s=catalog(saved)[-1].created_s + 22000)
     assert {d.step for d in later if d.action == "remove"} == {50, 60}
+
+
+def test_folders_of_other_programs_stay_however_old(saved):
+    # DeepSpeed and others call theirs so too
+    foreign = saved / "step-00001000"
+    (foreign / "sub").mkdir(parents=True)
+    (foreign / "mp_rank_00_model_states.pt").write_bytes(b"x")
+    (saved / "step-00002000").mkdir()
+    late = catalog(saved)[-1].created_s + 1e6
+    fates = {d.step: (d.action, d.why) for d in plan_prune(saved, Retention(last=4), now_s=late)}
+    assert fates[1000][0] == fates[2000][0] == "keep"
+    assert "another program" in fates[1000][1]
+
+
+def test_what_training_went_back_behind_goes_by_hand_only(saved):
+    assert begin_branch(open_store(saved), "step-00000020") == ["step-00000030", "step-00000040"]
+    assert fate(saved, last=4) == {10: "keep", 20: "keep", 30: "remove", 40: "remove"}
+    keep_newest(saved, 1)
+    assert [i.step for i in catalog(saved)] == [20, 30, 40]
+    assert latest(saved) == saved / "step-00000020"
+    assert begin_branch(open_store(saved), "step-00000040") == []
+    assert latest(saved) == saved / "step-00000040"
 
 
 def test_the_trainers_retention(saved):

@@ -121,3 +121,9 @@ def test_a_spike_stands_out_and_does_not_become_the_past():
     assert spikes.is_spike(6.5)
     assert not spikes.is_spike(5.9)
     assert not any(Spikes(0.0).is_spike(x) for x in (1.0, 1e9))
+
+
+def test_the_wait_for_the_last_save_is_no_start_and_has_its_own_limit():
+    pace = Pace(JOB, 60.0, 600.0)
+    assert pace.deadline_s("finish") == pace.deadline_s("finish/wait") == 600.0 + JOB.start_s
+    assert pace.deadline_s("start/wait") == pace.deadline_s("") == JOB.start_s

@@ -160,3 +160,11 @@ def test_a_result_is_read_back_and_a_broken_one_is_none(tmp_path: Path):
 )  # fmt: skip
 def test_words_of_resume(wish, valid):
     assert valid_resume(wish) == valid
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/none"])
+def test_a_folder_that_cannot_be_is_an_error_with_a_remedy(tmp_path, place):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MissingError) as caught, hold_folder(tmp_path / place):
+        pass
+    assert "--run" in caught.value.remedy

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.ckpt.catalog import catalog
 from engine.errors import CheckpointError
 from engine.train.resume import checkpoint_root, checkpoint_to_resume, run_identity
 from tests.engine.train.single import recipe, run
@@ -69,3 +70,63 @@ def test_a_run_keeps_its_identity_and_no_other_has_it(tmp_path: Path):
         (tmp_path / name).mkdir()
     assert run_identity(tmp_path / "a") == run_identity(tmp_path / "a")
     assert run_identity(tmp_path / "a") != run_identity(tmp_path / "b")
+
+
+@pytest.mark.parametrize("two_stage", [True, False])
+def test_going_back_to_a_step_begins_a_branch_that_wins(tmp_path: Path, two_stage, monkeypatch):
+    monkeypatch.setenv("MSCTL_SPOOL", str(tmp_path / "shm"))
+    kept = {"every": 100, "keep": 0, "two_stage": two_stage}  # saved at each end, all durable
+    made = recipe(checkpoint=kept, train={"steps": 20})
+    for _ in range(3):
+        run(tmp_path / "r", made, steps=2)
+    other = recipe(checkpoint=kept, train={"steps": 20}, optimizer={"lr": 1e-4})
+    run(tmp_path / "r", other, steps=2, resume="2")
+    rows = run(tmp_path / "r", other, steps=1)
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5]  # and not 7, after the 6 left behind
+    infos = catalog(tmp_path / "r" / "ckpt")
+    assert [(info.name, info.state) for info in infos] == [
+        ("step-00000002", "committed"), ("step-00000004", "abandoned"),
+        ("step-00000004.2", "committed"), ("step-00000005", "committed"),
+        ("step-00000006", "abandoned"),
+    ]  # fmt: skip
+    # a person may change their mind: what was left can be named, and counts again from then on
+    assert [row.step for row in run(tmp_path / "r", other, steps=1, resume="6")][-1] == 7
+    assert checkpoint_to_resume(f"{tmp_path}/r/ckpt", "6") == f"{tmp_path}/r/ckpt/step-00000006"
+
+
+def test_weights_of_a_model_that_only_has_the_same_shapes_are_refused(tmp_path: Path):
+    made = recipe(checkpoint={"every": 2, "keep": 0})
+    run(tmp_path / "r", made, steps=2)
+    for wish in ("auto", "2"):
+        root = f"{tmp_path}/r/ckpt"
+        assert checkpoint_to_resume(root, wish, recipe=made)
+        may = recipe(model={"dropout": 0.1})
+        assert checkpoint_to_resume(root, wish, recipe=may)
+        other = recipe(model={"heads": 4, "norm_eps": 0.1})
+        with pytest.raises(CheckpointError, match=r"model.heads = 2 \(here 4\), model.norm_eps"):
+            checkpoint_to_resume(root, wish, recipe=other)
+
+
+def test_a_new_run_does_not_go_on_with_checkpoints_of_another(tmp_path: Path):
+    place = str(tmp_path / "shared")
+    made = recipe(checkpoint={"every": 2, "keep": 0, "path": place})
+    run(tmp_path / "a", made, steps=2)
+    with pytest.raises(CheckpointError, match="is of another run, a") as caught:
+        run(tmp_path / "b", made, steps=2)
+    assert "{run}" in caught.value.remedy
+    assert [row.step for row in run(tmp_path / "b", made, steps=1, resume="2")] == [3]
+    assert [row.step for row in run(tmp_path / "a", made, steps=1)][-1] == 4  # a's own go on
+    again = tmp_path / "else" / "a"  # the same name elsewhere is another run
+    again.parent.mkdir()
+    with pytest.raises(CheckpointError, match="is of another run"):
+        run(again, made, steps=1)
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    made = recipe(checkpoint={"every": 2, "path": str(tmp_path / "file" / "ckpt")})
+    with pytest.raises(CheckpointError, match="file"):
+        run(tmp_path / "a", made, steps=2)
+    assert not (tmp_path / "a" / "metrics.jsonl").exists()
+    run(tmp_path / "b", recipe(checkpoint={"path": str(tmp_path / "new")}), steps=2)
+    assert not list((tmp_path / "new").glob(".writable*"))
