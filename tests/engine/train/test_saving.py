@@ -130,7 +130,8 @@ def test_without_room_training_waits_for_each_save(
 def test_a_store_that_takes_nothing_holds_no_step_up_and_the_end_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(engine.train.saving.Saver, "_check_store", lambda self: b"")  # it breaks after the start
+    # it breaks after the start
+    monkeypatch.setattr(engine.train.saving.Saver, "_check_store", lambda self: b"")
     (tmp_path / "ckpt").write_text("a file where a folder should be")
     made = recipe(checkpoint=TWO | {"deadline_s": 1.0})
     loop = loop_of(tmp_path, made)
