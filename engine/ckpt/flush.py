@@ -63,6 +63,8 @@ class FlushOptions(Noun, frozen=True, kw_only=True):
     threads: int = 2
     retry_first_s: Positive = 0.5
     retry_most_s: Positive = 60.0
+    alone_s: Positive = 86400.0
+    """A store that took nothing for so long since the trainer went is given up."""
     nice: int = 5
     log: str = ""
     """File for its log; empty: in the spool."""
@@ -122,6 +124,7 @@ class Flusher:
         self._not_before: dict[tuple[int, int], float] = {}
         self._delay: dict[tuple[int, int], float] = {}
         self._debt_until = 0.0
+        self._alone_since = time.monotonic()
         self._partner = Partner(spool)
         self._maps: dict[tuple[int, int], tuple[int, int, memoryview]] = {}
 
@@ -132,6 +135,11 @@ class Flusher:
         with ThreadPoolExecutor(self.options.threads) as pool:
             while True:
                 worked = self.round(pool.map)
+                if worked or self._owned():
+                    self._alone_since = time.monotonic()
+                elif time.monotonic() - self._alone_since > self.options.alone_s:
+                    logger.warning("given up: %s", self.status.error or "the store takes nothing")
+                    return  # what is in memory stays: a run in the same folder goes on with it
                 busy = self.spool.jobs() or self.spool.pending()
                 over = not worked and not self._owned() and self._hopeless()
                 if over and not self._partner.is_wanted():

@@ -365,6 +365,8 @@ class Driver:
         now = time.monotonic()
         if not self._tally.steps:
             threading.Thread(target=_warm_up, daemon=True).start()
+            if metrics.step > 1 and self.attempt == 0:
+                self.watch.on_note(f"continues after step {metrics.step - 1}")
         if self._limit and not self._until:
             self._until = metrics.step - 1 + self._limit
         self._tally.add(metrics)

@@ -18,7 +18,7 @@ from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.save import Part
 from engine.ckpt.verify import verify
 from engine.errors import CheckpointError
-from tests.engine.ckpt.node import Node
+from tests.engine.ckpt.node import QUICK, Node
 from tests.engine.ckpt.state import dense, pieces_of
 
 F32 = torch.float32
@@ -238,6 +238,17 @@ def test_its_loop_ends_when_all_is_written(node):
     node.flusher.run()
     assert holds(node, 8)
     assert node.spool.status().pid == os.getpid()
+
+
+def test_a_store_that_takes_nothing_is_given_up_when_the_trainer_is_long_gone(
+    tmp_path, monkeypatch, caplog
+):
+    node = Node(tmp_path, msgspec.structs.replace(QUICK, alone_s=0.2))
+    node.save(8)
+    monkeypatch.setattr(node.flusher._store(node.root), "put_image", refuse)
+    node.flusher.run()
+    assert "given up: the store is away" in caplog.text
+    assert node.spool.pending() == [(0, 0), (1, 0)]  # a restart finds it in memory
 
 
 def test_writing_is_no_faster_than_allowed(tmp_path, monkeypatch):
