@@ -40,7 +40,7 @@ class Task(Noun, frozen=True, kw_only=True):
     kind: Literal["node", "warm", "group", "end"]
     """Check the node, make ready for tests between nodes, take part in one, or end."""
     id: str = ""
-    level: Level = "passive"
+    level: Level | None = None
     only: tuple[str, ...] = ()
     profile: str = ""
     members: tuple[str, ...] = ()

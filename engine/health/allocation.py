@@ -16,6 +16,7 @@ from engine.health.launch import Where, new_run, reachable_host, read_hosts, sta
 from engine.health.pods import find_pods
 from engine.health.result import CheckResult
 from engine.health.slurm import slurm_nodes, topology
+from engine.health.suite import CHECKS, select
 
 _REDIS_S = 5.0
 
@@ -38,7 +39,11 @@ class Allocation(NamedTuple):
 def check_allocation(
     allocation: Allocation, plan: Plan, *, profiles: Path | None = None, say: Say
 ) -> FleetReport:
-    """Check all nodes of an allocation; nothing is left running afterwards."""
+    """Check all nodes of an allocation; nothing is left running afterwards.
+
+    RecipeError if the plan names checks that its level leaves out: no node is to blame for that.
+    """
+    select(CHECKS, level=plan.level, only=plan.only)
     nodes, switch_of, pods = find_nodes(allocation)
     with ExitStack() as stack:
         url = allocation.redis

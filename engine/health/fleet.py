@@ -62,7 +62,7 @@ class FleetReport(Noun, frozen=True, kw_only=True):
 class Plan(Noun, frozen=True, kw_only=True):
     """What to do with an allocation."""
 
-    level: Level = "passive"
+    level: Level | None = None
     only: tuple[str, ...] = ()
     profile: str = ""
     alone: bool = True

@@ -31,7 +31,8 @@ _STATE_FILE = "selfcheck.json"
 class Wish(NamedTuple):
     """What to look at and how; every field has a sensible default."""
 
-    level: Level = "passive"
+    level: Level | None = None
+    """None: passive, or what `only` needs."""
     only: tuple[str, ...] = ()
     profile: str = ""
     profiles: tuple[Profile, ...] = ()
@@ -42,6 +43,18 @@ class Wish(NamedTuple):
     """Folder of counters between looks; None keeps none."""
     redis: str = ""
     record: bool = False
+
+    @property
+    def budget_s(self) -> float:
+        """Longest run; checks that are named without a level are held by their deadlines only."""
+        return math.inf if self.only and self.level is None else BUDGET_S[self.level or "passive"]
+
+    @property
+    def extent(self) -> str:
+        """What a report says that was looked at: `light`, `only gpu.gemm`, `light, only gpu`."""
+        named = ["only " + " ".join(self.only)] if self.only else []
+        level = [self.level or "passive"] if self.level or not self.only else []
+        return ", ".join([*level, *named])
 
 
 class Visit(NamedTuple):
@@ -90,7 +103,7 @@ def visit(probe: RealProbe, wish: Wish, *, on_results: OnResults | None = None) 
     start = probe.now_s()
     ran = run_isolated(
         (*first, *checks), make_look, on_results=on_results, state=state,
-        budget_s=math.inf if wish.only else BUDGET_S[wish.level],
+        budget_s=wish.budget_s,
     )  # fmt: skip
     nothing = _Found(Memory(boot_id=boot.boot_id), wish.profile or "unknown", _cpu(probe), {})
     found = msgspec.msgpack.decode(ran.state, type=_Found) if ran.state else nothing
@@ -100,7 +113,7 @@ def visit(probe: RealProbe, wish: Wish, *, on_results: OnResults | None = None) 
         node=probe.host(),
         machine=found.machine,
         profile=found.profile,
-        level=wish.level if not wish.only else "only " + " ".join(wish.only),
+        level=wish.extent,
         boot_id=boot.boot_id,
         time_s=start,
         seconds=max(0.0, probe.now_s() - start),
@@ -118,7 +131,7 @@ def revisit(recording: Recording, wish: Wish, *, before: Memory | None = None) -
     look = Look(probe=probe, profile=_profile(probe, wish), before=before,
                 uptime_s=boot.seconds, window_s=wish.window_s, folder=wish.folder)  # fmt: skip
     return NodeReport(
-        node=probe.host(), machine=machine(probe), profile=look.profile.name, level=wish.level,
+        node=probe.host(), machine=machine(probe), profile=look.profile.name, level=wish.extent,
         boot_id=boot.boot_id, time_s=probe.now_s(), seconds=0.0, facts=facts(probe),
         results=run_here(checks, look),
     )  # fmt: skip
@@ -205,9 +218,11 @@ def facts(probe: Probe) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def listed(only: Sequence[str] = ()) -> list[tuple[str, str, str, float, str]]:
-    """Name, suite, level, deadline and meaning of every check."""
+def listed(
+    only: Sequence[str] = (), level: Level | None = None
+) -> list[tuple[str, str, str, float, str]]:
+    """Name, suite, level, deadline and meaning of every check, or of those up to a level."""
     return [
         (c.name, c.suite, c.level, c.deadline_s, c.about)
-        for c in select(CHECKS, level="full", only=only)
+        for c in select(CHECKS, level=level or "full", only=only)
     ]

@@ -31,7 +31,7 @@ Source = Literal["nvml", "kernel log", "rdma", "disk", "load", "network", "cuda"
 """What a check leans on; when one hangs, checks that lean on the same are not tried again."""
 
 BUDGET_S: dict[Level, float] = {"passive": math.inf, "light": 58.0, "full": 1200.0}
-"""Longest run of a level on one node; single checks that are asked for by name have none."""
+"""Longest run of a level on one node; checks that are named without a level have none."""
 LEVELS: tuple[Level, ...] = ("passive", "light", "full")
 """Each contains those before it: 2 s beside a running job, a minute in recovery, 10 to 20 min."""
 
@@ -111,21 +111,39 @@ CHECKS: tuple[Check, ...] = (
 """Every check of a node, in the order in which they run; pairs and groups are in `fleet.py`."""
 
 
-def select(checks: Sequence[Check], *, level: Level, only: Iterable[str] = ()) -> list[Check]:
-    """Checks up to a level; or, whatever their level, those named.
+def select(
+    checks: Sequence[Check], *, level: Level | None = None, only: Iterable[str] = ()
+) -> list[Check]:
+    """Checks up to a level, or those of them that are named.
 
-    A name is `gpu.ecc`, or `gpu` for all of them. RecipeError if a name fits none.
+    A name is `gpu.ecc`, its last word, or `gpu` for all of them. Without a level a name means its
+    least demanding checks: `gpu` those that are passive, `gpu.gemm` the one that is light.
+    RecipeError if a name fits no check, or none up to the level.
     """
     wanted = list(only)
     if not wanted:
-        top = LEVELS.index(level)
-        return [c for c in checks if LEVELS.index(c.level) <= top]
+        return [c for c in checks if _depth(c) <= LEVELS.index(level or LEVELS[0])]
+    chosen: set[str] = set()
     for name in wanted:
-        if not any(_fits(c, name) for c in checks):
+        found = [c for c in checks if _fits(c, name)]
+        if not found:
             raise RecipeError(
                 f"there is no check {name!r}", remedy="see all with msctl selfcheck --list"
             )
-    return [c for c in checks if any(_fits(c, name) for name in wanted)]
+        lowest = min(map(_depth, found))
+        allowed = lowest if level is None else LEVELS.index(level)
+        if lowest > allowed:
+            raise RecipeError(
+                f"--level {level} leaves out {name!r}, which needs --level {LEVELS[lowest]}",
+                remedy=f"give --level {LEVELS[lowest]}, or --only {name} without a level",
+            )
+        chosen |= {c.name for c in found if _depth(c) <= allowed}
+    return [c for c in checks if c.name in chosen]
+
+
+def _depth(check: Check) -> int:
+    """How much of a machine a check takes: the place of its level among all."""
+    return LEVELS.index(check.level)
 
 
 def _fits(check: Check, name: str) -> bool:

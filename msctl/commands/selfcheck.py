@@ -42,7 +42,9 @@ class Suite(str, Enum):
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", metavar="CHECK", help="Only this check, or all of `gpu`, `host`, `net`, `comm`."
+        "--only",
+        metavar="CHECK",
+        help="Of the level's checks only this, or those of `gpu`, `host`, `net`, `comm`.",
     ),
 ]
 Suites = Annotated[
@@ -95,13 +97,17 @@ Together = Annotated[
 ]
 Exclude = Annotated[Path | None, typer.Option(help="With --on: write unfit nodes, one a line.")]
 Depth = Annotated[
-    Level, typer.Option(help="passive: 2 s, safe beside a job; light: a minute; full: all.")
+    Level | None,
+    typer.Option(
+        help="passive: 2 s, safe beside a job; light: a minute; full: all "
+        "(default: passive, or what a check named by --only needs)."
+    ),
 ]
 
 
 def _run(
     ui: Ui,
-    level: Depth = "passive",
+    level: Depth = None,
     only: Only = None,
     list_: Annotated[bool, typer.Option("--list", help="List all checks and run none.")] = False,
     profile: Annotated[str, typer.Option(help="Machine type (default: by the GPU's name).")] = "",
@@ -149,7 +155,7 @@ def _run(
     suites = {one.value for one in suite or ()}
     home = state or _state_folder()
     if list_:
-        ui.result(listed(names), show_list)
+        ui.result(listed(names, level), show_list)
     elif on is not None:
         plan = Plan(
             level=level, only=names, profile=profile, alone=not suites or "node" in suites,

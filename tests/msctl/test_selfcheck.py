@@ -77,6 +77,16 @@ def test_a_name_that_is_none_ends_with_3(msctl):
     assert "hint:" in ended.err
 
 
+def test_a_level_is_not_widened_by_a_name(msctl, recorded):
+    path = recorded("h100")
+    ended = msctl("selfcheck", "--recording", path, "--level", "passive", "--only", "gpu.gemm")
+    assert ended.code == 3
+    assert "needs --level light" in ended.err
+    listed = msctl("selfcheck", "--list", "--level", "light", "--only", "gpu").out
+    assert "gpu.gemm" in listed
+    assert "gpu.memory_test" not in listed
+
+
 def test_a_textfile_is_written(msctl, recorded, tmp_path):
     path = tmp_path / "out.prom"
     assert msctl("selfcheck", "--recording", recorded("t4"), "--prometheus", str(path)).code == 0

@@ -17,6 +17,16 @@ def test_hosts_need_a_file():
         check_allocation(Allocation(where="hosts"), Plan(), say=lambda text: None)
 
 
+@pytest.mark.parametrize(
+    ("plan", "what"),
+    [(Plan(only=("gpu.eck",)), "no check 'gpu.eck'"),
+     (Plan(level="passive", only=("gpu.gemm",)), "needs --level light")],
+)  # fmt: skip
+def test_a_plan_that_no_node_can_carry_out_starts_no_agent(plan, what):
+    with pytest.raises(RecipeError, match=what):
+        check_allocation(Allocation(where="local", agents=1), plan, say=pytest.fail)
+
+
 @pytest.mark.multi
 @pytest.mark.slow
 def test_real_agents_exchange_data_and_a_stopped_one_is_named():

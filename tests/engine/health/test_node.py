@@ -1,3 +1,4 @@
+import math
 import os
 
 import pytest
@@ -29,6 +30,18 @@ def test_a_profile_is_chosen_by_the_gpu_and_overridden_by_name():
 def test_the_list_is_the_list():
     assert [row[0] for row in listed()] == [c.name for c in CHECKS]
     assert all(row[4] and not row[4].endswith(".") for row in listed())
+
+
+@pytest.mark.parametrize(
+    ("wish", "budget_s", "extent"),
+    [(Wish(), math.inf, "passive"), (Wish(level="light"), 58, "light"),
+     (Wish(level="light", only=("gpu",)), 58, "light, only gpu"),
+     (Wish(only=("gpu.gemm", "init")), math.inf, "only gpu.gemm init")],
+)  # fmt: skip
+def test_a_level_that_is_given_holds_its_time_and_is_reported(wish, budget_s, extent):
+    assert (wish.budget_s, wish.extent) == (budget_s, extent)
+    recording, _ = recorded("h100")
+    assert revisit(recording, wish).level == extent
 
 
 @pytest.mark.multi

@@ -51,12 +51,38 @@ def test_levels_contain_those_before_them():
 
 def test_checks_are_selected_by_name_subject_or_last_word():
     assert [c.name for c in select(CHECKS, level="passive", only=("gpu.ecc",))] == ["gpu.ecc"]
-    assert [c.name for c in select(CHECKS, level="passive", only=("each_core",))] == [
+    assert [c.name for c in select(CHECKS, level="light", only=("each_core",))] == [
         "host.each_core"
     ]
     assert {c.name.split(".")[0] for c in select(CHECKS, level="passive", only=("net",))} == {"net"}
     with pytest.raises(RecipeError, match="there is no check"):
         select(CHECKS, level="full", only=("gpu.ec",))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["host", "gpu", "net"])
+def test_a_name_narrows_a_level_and_never_widens_it(level, name):
+    found = select(CHECKS, level=level, only=(name,))
+    assert found == [c for c in select(CHECKS, level=level) if c.name.startswith(f"{name}.")]
+    assert "gpu.memory_test" not in {c.name for c in found} or level == "full"
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "needed"),
+    [("gpu.gemm", "passive", "light"), ("gemm", "passive", "light"), ("comm", "passive", "light"),
+     ("gpu.memory_test", "light", "full")],
+)  # fmt: skip
+def test_a_level_that_leaves_out_all_that_is_named_is_an_error(name, level, needed):
+    with pytest.raises(RecipeError, match=f"needs --level {needed}"):
+        select(CHECKS, level=level, only=("host.shm", name))
+
+
+def test_without_a_level_a_name_means_its_least_demanding_checks():
+    passive = [c for c in select(CHECKS, level="passive") if c.name.startswith("gpu.")]
+    assert select(CHECKS, only=("gpu",)) == passive
+    named = select(CHECKS, only=("gpu.memory_test", "init", "host.shm"))
+    assert [c.name for c in named] == ["host.shm", "gpu.memory_test", "comm.init"]
+    assert select(CHECKS) == select(CHECKS, level="passive")
 
 
 def test_what_is_not_there_is_skipped_with_its_reason_and_never_ok():
