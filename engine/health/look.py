@@ -5,13 +5,16 @@ leaves its counters behind for the next. A state file of another boot, or a coun
 is no base.
 """
 
+import errno
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from engine.errors import MissingError
 from engine.health.bounded import read_bounded
 from engine.health.probe import Probe
 from engine.health.profile import Profile
@@ -20,6 +23,7 @@ from engine.spec.base import NonNegative, Noun, Size
 
 _MAX_STATE = 16 << 20
 _MIN_WINDOW_S = 60.0
+_SICK_DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class Memory(Noun, frozen=True, kw_only=True):
@@ -89,6 +93,31 @@ def read_memory(path: Path, *, boot_id: str) -> Memory | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return memory if memory.boot_id == boot_id else None
+
+
+def check_state(folder: Path) -> None:
+    """Make the folder of counters. MissingError if that cannot be, unless the disk is at fault.
+
+    A file system that is full or was remounted read-only is for the checks to find.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno not in _SICK_DISK:
+            raise MissingError(
+                f"{folder}: cannot hold counters between looks: {error.strerror}",
+                remedy="give --state a folder that you may write to",
+            ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """MissingError if disk checks are to write to what is no folder."""
+    if not folder.is_dir():
+        raise MissingError(
+            f"{folder}: disk checks cannot write there: no such folder",
+            remedy="give --folder an existing folder on the disk to check",
+        )
 
 
 def write_memory(path: Path, memory: Memory) -> bool:

@@ -214,9 +214,15 @@ class TeeProbe:
 
 def read_recording(path: Path) -> Recording:
     """A recording from a file; TraceError if it is none."""
+    remedy = "write one with msctl selfcheck --record FILE on the machine"
     try:
-        return msgspec.json.decode(read_bounded(path, _MAX_RECORDING), type=Recording)
+        recording = msgspec.json.decode(read_bounded(path, _MAX_RECORDING), type=Recording)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{path}: not a recording: {error}", remedy=remedy) from error
+    # Every field has a default, so `{}` has the right types; but each look reads /proc.
+    if not any(name.startswith("/proc/") for name in recording.files):
         raise TraceError(
-            f"{path}: not a recording: {error}", remedy="write one with msctl selfcheck --record"
-        ) from error
+            f"{path}: not a recording: `files` holds nothing from /proc, which every look reads",
+            remedy=remedy,
+        )
+    return recording

@@ -2,15 +2,36 @@
 
 import os
 from collections.abc import Sequence
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.errors import RecipeError
 from engine.health.result import CheckResult, Convention, NodeReport, exit_code
+from msctl.commands.selfcheck_options import (
+    Depth,
+    Exclude,
+    Exit,
+    Folder,
+    Hosts,
+    Many,
+    Matrix,
+    Node,
+    Only,
+    Profiles,
+    Prometheus,
+    Record,
+    Recorded,
+    Redis,
+    Selector,
+    Since,
+    State,
+    Suites,
+    Together,
+    refuse_fleet_options,
+    refuse_node_options,
+)
 from msctl.commands.selfcheck_show import (
     node_of,
     show_fleet,
@@ -27,83 +48,6 @@ if TYPE_CHECKING:
     from engine.health.fleet import FleetReport, Plan
     from engine.health.node import Wish
 
-Where = Literal["local", "hosts", "slurm", "k8s"]
-Level = Literal["passive", "light", "full"]
-
-
-class Suite(str, Enum):
-    """What is tested of many nodes. An enumeration, since typer takes no list of literals."""
-
-    node = "node"
-    pair = "pair"
-    group = "group"
-
-
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="CHECK",
-        help="Of the level's checks only this, or those of `gpu`, `host`, `net`, `comm`.",
-    ),
-]
-Suites = Annotated[
-    list[Suite] | None,
-    typer.Option(
-        "--suite", help="With --on: nodes alone, neighbours in pairs, or all as a group, halved."
-    ),
-]
-
-
-Many = Annotated[
-    Where | None,
-    typer.Option("--on", help="Check many nodes: local agents, ssh hosts, Slurm, Kubernetes."),
-]
-Profiles = Annotated[
-    Path | None, typer.Option(help="TOML file of more machine types.", dir_okay=False)
-]
-Since = Annotated[
-    float, typer.Option(help="Kernel log of the last so many seconds; 0: since boot.", min=0)
-]
-State = Annotated[
-    Path | None, typer.Option(help="Folder for counters between looks (default: the user's).")
-]
-Exit = Annotated[
-    Convention, typer.Option("--exit", help="Exit codes: of msctl, of Nagios, or of NPD.")
-]
-Prometheus = Annotated[
-    Path | None, typer.Option(help="Also write a textfile for node_exporter.", dir_okay=False)
-]
-Record = Annotated[Path | None, typer.Option(help="Also write all that was read from the machine.")]
-Recorded = Annotated[
-    Path | None, typer.Option(help="Check a recorded machine instead of this one.")
-]
-Hosts = Annotated[
-    Path | None, typer.Option(help="For --on hosts: one node a line, with its switch.")
-]
-Redis = Annotated[
-    str,
-    typer.Option(
-        help="Redis to use, redis://HOST:6379/0?password_file=PATH (default: a private one)."
-    ),
-]
-Selector = Annotated[str, typer.Option(help="For --on k8s: labels of the pods, as app=train.")]
-Node = Annotated[str, typer.Option(help="With --on: also all results of this node.")]
-Matrix = Annotated[
-    bool, typer.Option("--all-pairs", help="With --on: test every pair, for the heat map.")
-]
-Together = Annotated[
-    bool, typer.Option("--bisect", help="With --on: also test all together, halve what fails.")
-]
-Exclude = Annotated[Path | None, typer.Option(help="With --on: write unfit nodes, one a line.")]
-Depth = Annotated[
-    Level | None,
-    typer.Option(
-        help="passive: 2 s, safe beside a job; light: a minute; full: all "
-        "(default: passive, or what a check named by --only needs)."
-    ),
-]
-
 
 def _run(
     ui: Ui,
@@ -113,7 +57,7 @@ def _run(
     profile: Annotated[str, typer.Option(help="Machine type (default: by the GPU's name).")] = "",
     profiles: Profiles = None,
     since: Since = 0.0,
-    folder: Annotated[Path, typer.Option(help="Where disk checks write.")] = Path("/tmp"),
+    folder: Folder = None,
     state: State = None,
     exit_: Exit = "house",
     prometheus: Prometheus = None,
@@ -156,7 +100,10 @@ def _run(
     home = state or _state_folder()
     if list_:
         ui.result(listed(names, level), show_list)
-    elif on is not None:
+        return
+    _check_places(state, folder if recording is None else None)
+    if on is not None:
+        refuse_node_options(bool(folder or since or record or recording or prometheus))
         plan = Plan(
             level=level, only=names, profile=profile, alone=not suites or "node" in suites,
             pairs=not suites or "pair" in suites, bisect=bisect or "group" in suites,
@@ -168,23 +115,23 @@ def _run(
         ui.result(fleet, partial(show_fleet, node=node, matrix=all_pairs))
         _end([*fleet.group, *(r for one in fleet.nodes for r in one.results)], exit_)
     else:
-        _refuse_fleet_options(suites, bool(exclude_file or node or all_pairs or bisect or hosts))
+        refuse_fleet_options(suites, bool(exclude_file or node or all_pairs or bisect or hosts))
         known = load_profiles(profiles) if profiles else ()
-        wish = Wish(level, names, profile, known, since, str(folder), home,
+        wish = Wish(level, names, profile, known, since, str(folder or "/tmp"), home,
                     record=record is not None)  # fmt: skip
         report = _one(ui, wish, recording, record, prometheus)
         ui.result(report, show_report if exit_ == "house" else show_line)
         _end(report.results, exit_)
 
 
-def _refuse_fleet_options(suites: set[str], has_others: bool) -> None:
-    """Options that need many nodes are wrong on one, rather than without effect."""
-    if suites - {"node"} or has_others:
-        raise RecipeError(
-            "--suite pair and group, --all-pairs, --bisect, --hosts, --node and --exclude-file "
-            "are for many nodes",
-            remedy="say which with --on local, hosts, slurm or k8s",
-        )
+def _check_places(state: Path | None, folder: Path | None) -> None:
+    """Folders that were given by hand can be used, whatever checks will run."""
+    from engine.health.look import check_folder, check_state
+
+    if state is not None:
+        check_state(state)
+    if folder is not None:
+        check_folder(folder)
 
 
 def _one(
@@ -202,8 +149,10 @@ def _one(
     else:
         probe = RealProbe(env=os.environ, node=os.environ.get("SLURMD_NODENAME", ""))
         report, taken = visit(probe, wish)
-        if wish.state is not None:
-            remember(wish.state, [report])
+        if wish.state is not None and not remember(wish.state, [report]):
+            ui.warn(
+                f"{wish.state} cannot be written: the next look has no counters to compare with"
+            )
         if record is not None and taken is not None:
             write_recording(record, taken)
             ui.note(f"wrote {record}")
@@ -231,7 +180,8 @@ def _many(
     past = lemons(recall(state))
     names = {node.node for node in fleet.nodes} | set(fleet.unfit)
     fleet = msgspec.structs.replace(fleet, past={n: c for n, c in past.items() if n in names})
-    remember(state, fleet.nodes)
+    if not remember(state, fleet.nodes):
+        ui.warn(f"{state} cannot be written: this look will not be in the history")
     if exclude is not None:
         write_nodes(exclude, fleet.unfit)
         ui.note(f"wrote {exclude}")

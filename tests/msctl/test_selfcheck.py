@@ -181,10 +181,14 @@ def test_history_shows_earlier_looks(msctl, tmp_path):
      (["--on", "slurm", "--job", "x"], 5, "not the id of a job"),
      (["--suite", "all"], 2, "--suite"), (["--level", "deep"], 2, "--level"),
      (["--profiles", "/nonexistent.toml"], 3, "nonexistent"),
+     (["--folder", "/nonexistent"], 5, "/nonexistent: disk checks cannot write there"),
+     (["--state", "/proc/nope"], 5, "/proc/nope: cannot hold counters"),
+     (["--on", "local", "--folder", "/tmp"], 3, "are for one node"),
      (["--profile", "h900"], 3, "h900"), (["--recording", "/nonexistent.json"], 3, "not a record")],
 )  # fmt: skip
 def test_wrong_options_are_errors_with_a_remedy(msctl, tmp_path, options, code, what):
-    ended = msctl("selfcheck", *options, "--state", str(tmp_path))
+    state = [] if "--state" in options else ["--state", str(tmp_path)]
+    ended = msctl("selfcheck", *options, *state)
     assert ended.code == code, ended.err
     assert what in ended.err
     assert ended.out == ""

@@ -1,4 +1,18 @@
-from engine.health.look import Look, Memory, next_memory, read_memory, write_memory
+import errno
+import tempfile
+
+import pytest
+
+from engine.errors import MissingError
+from engine.health.look import (
+    Look,
+    Memory,
+    check_folder,
+    check_state,
+    next_memory,
+    read_memory,
+    write_memory,
+)
 from engine.health.profile import Profile
 from engine.health.recording import RecordedProbe, Recording
 
@@ -33,6 +47,27 @@ def test_a_torn_or_foreign_state_file_is_no_base(tmp_path):
     for data in (b"", b'{"boot_id":"b"', b"\xff\xfe", b'{"boot_id":"b","counters":{"a":-1}}'):
         (tmp_path / "s.json").write_bytes(data)
         assert read_memory(tmp_path / "s.json", boot_id="b") is None
+
+
+def test_a_folder_that_is_none_is_an_error_before_anything_is_looked_at(tmp_path):
+    check_folder(tmp_path)
+    check_state(tmp_path / "made" / "here")
+    assert list((tmp_path / "made" / "here").iterdir()) == []
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(MissingError, match="cannot hold counters"):
+            check_state(wrong)
+        with pytest.raises(MissingError, match="no such folder"):
+            check_folder(wrong)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_sick_disk_is_left_for_the_checks_to_find(tmp_path, monkeypatch, number):
+    def sick(**how):
+        raise OSError(number, "sick")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", sick)
+    check_state(tmp_path)
 
 
 def test_flaps_of_the_last_hour_are_kept():

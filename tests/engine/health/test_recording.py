@@ -42,7 +42,9 @@ def test_absent_gpus_and_logs_are_missing_and_not_empty():
         probe.gpus()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"surprise": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"files": 3}', '{"surprise": 1}', '{"files": {"/tmp/x": "y"}}']
+)
 def test_what_is_no_recording_is_refused(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
