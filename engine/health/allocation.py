@@ -12,13 +12,14 @@ from engine.comm.resp import Client, parse_url
 from engine.errors import MissingError, RecipeError
 from engine.health.agent import Hello
 from engine.health.fleet import Fleet, FleetReport, Plan, Say, check_fleet
-from engine.health.launch import Where, new_run, reachable_host, read_hosts, start
+from engine.health.launch import Started, Where, new_run, reachable_host, read_hosts, start
 from engine.health.pods import find_pods
 from engine.health.result import CheckResult
 from engine.health.slurm import slurm_nodes, topology
 from engine.health.suite import CHECKS, select
 
 _REDIS_S = 5.0
+_MOST_WORDS = 3
 
 
 class Allocation(NamedTuple):
@@ -63,15 +64,23 @@ def check_allocation(
         say(f"started agents for {len(started.nodes)} nodes")
         client = Client(parse_url(url))
         stack.callback(client.close)
-        fleet = Fleet(client, hello.run, started.nodes)
+        fleet = Fleet(client, hello.run, started.nodes, gone=started.gone)
         try:
             found = check_fleet(fleet, started.nodes, plan, switch_of=switch_of, say=say)
         except MissingError as error:
-            why = next(iter(started.said().values()), "")
-            raise MissingError(
-                f"{error.what}: {why}" if why else error.what, remedy=error.remedy
-            ) from error
+            raise _nobody(error, started) from error
         return _with_complaints(found, started.said())
+
+
+def _nobody(error: MissingError, started: Started) -> MissingError:
+    """The error in the words of what started the agents; its remedy, where those have ended."""
+    words: dict[str, str] = {}
+    for node, why in {**started.said(), **started.gone()}.items():
+        words.setdefault(why, why if node in why else f"{node}: {why}")
+    shown = "; ".join([*words.values()][:_MOST_WORDS])
+    more = f"; and {len(words) - _MOST_WORDS} more" if len(words) > _MOST_WORDS else ""
+    what = f"{error.what}: {shown}{more}" if shown else error.what
+    return MissingError(what, remedy=started.remedy() or error.remedy)
 
 
 def _with_complaints(fleet: FleetReport, said: Mapping[str, str]) -> FleetReport:
@@ -79,7 +88,8 @@ def _with_complaints(fleet: FleetReport, said: Mapping[str, str]) -> FleetReport
 
     def told(r: CheckResult) -> CheckResult:
         why = said.get(r.target, "") if r.check == "group.silent" else ""
-        return msgspec.structs.replace(r, message=f"{r.message}: {why}") if why else r
+        is_new = why and why not in r.message
+        return msgspec.structs.replace(r, message=f"{r.message}: {why}") if is_new else r
 
     return msgspec.structs.replace(fleet, group=tuple(map(told, fleet.group)))
 

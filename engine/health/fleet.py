@@ -24,6 +24,7 @@ from engine.units import show_bytes, show_seconds
 
 _MARGIN_S = 5.0
 Say = Callable[[str], None]
+Gone = Callable[[], Mapping[str, str]]
 
 
 class PairRate(Noun, frozen=True, kw_only=True):
@@ -88,23 +89,28 @@ class Plan(Noun, frozen=True, kw_only=True):
 class Fleet:
     """A conversation with the agents of one run."""
 
-    def __init__(self, client: Client, run: str, nodes: Sequence[str]) -> None:
+    def __init__(
+        self, client: Client, run: str, nodes: Sequence[str], *, gone: Gone = dict
+    ) -> None:
         self._client, self._run = client, run
         self._nodes = list(dict.fromkeys(nodes))
         self._next = 0
+        self.gone = gone
+        """Nodes whose agent has ended, and why; nobody waits for those."""
 
     def gather(self, within_s: float) -> list[str]:
-        """Wait for all agents; returns the nodes whose agent came."""
+        """Wait for all agents that may still come; returns the nodes whose agent came."""
         end = time.monotonic() + within_s
         key = names(self._run, "")[0]
         while True:
+            gone = self.gone().keys()  # asked first: an agent comes before it ends
             reply = self._client.call(("HKEYS", key))[0]
             came = (
                 {k.decode() for k in reply if isinstance(k, bytes)}
                 if isinstance(reply, list)
                 else set()
             )
-            if came >= set(self._nodes) or time.monotonic() >= end:
+            if came | gone >= set(self._nodes) or time.monotonic() >= end:
                 return [n for n in self._nodes if n in came]
             time.sleep(0.02)
 
@@ -150,13 +156,15 @@ def check_fleet(
     start = time.monotonic()
     came = fleet.gather(plan.come_s)
     say(f"{len(came)} of {len(nodes)} nodes came")
+    gone = fleet.gone()
+    late = f"within {show_seconds(plan.come_s)}"
     if not came:  # that many nodes do not fail at once: the way to Redis does
         raise MissingError(
-            f"none of {len(nodes)} nodes came within {show_seconds(plan.come_s)}",
+            f"none of {len(nodes)} nodes came" + ("" if gone.keys() >= set(nodes) else f" {late}"),
             remedy="check that nodes reach the Redis here (firewall), or give one with --redis URL",
         )
     group = [
-        _silent(n, f"its agent did not start within {show_seconds(plan.come_s)}")
+        _silent(n, f"its agent did not start{f': {gone[n]}' if n in gone else f' {late}'}")
         for n in nodes
         if n not in came
     ]

@@ -27,6 +27,7 @@ Where = Literal["local", "hosts", "slurm", "k8s"]
 _AGENT = ("-m", "msctl.agent")
 _MAX_HOSTS = 1 << 20
 _TAIL = 4096
+_SSH_FAILED = 255
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?$")
 
 
@@ -36,6 +37,15 @@ class Starter(NamedTuple):
     nodes: tuple[str, ...]
     process: "subprocess.Popen[bytes]"
     errors: BinaryIO
+    command: str = ""
+
+    def last_line(self) -> str:
+        """What it or its agent said last on its error output, hints left out."""
+        end = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, end - _TAIL))
+        lines = self.errors.read().decode("utf-8", "replace").splitlines()
+        said = [line.strip() for line in lines if not line.startswith("hint: ")]
+        return next((line[:300] for line in reversed(said) if line), "")
 
 
 class Started:
@@ -50,12 +60,35 @@ class Started:
         """Node -> the last line that its starter or agent wrote to its error output."""
         found: dict[str, str] = {}
         for starter in self._starters:
-            end = starter.errors.seek(0, os.SEEK_END)
-            starter.errors.seek(max(0, end - _TAIL))
-            lines = starter.errors.read().decode("utf-8", "replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-            found |= {node: last[:300] for node in starter.nodes if last}
+            last = starter.last_line()
+            found |= {node: last for node in starter.nodes if last}
         return found
+
+    def gone(self) -> dict[str, str]:
+        """Node -> why, of each whose starter has ended: its agent will not come any more."""
+        found: dict[str, str] = {}
+        for starter in self._starters:
+            code = starter.process.poll()
+            if code is not None:
+                program = starter.command.partition(" ")[0]
+                why = starter.last_line() or f"{program} ended with {code} and said nothing"
+                found |= dict.fromkeys(starter.nodes, why)
+        return found
+
+    def remedy(self) -> str:
+        """What to do about the first starter that ended by itself; empty if the way to Redis is.
+
+        An agent that cannot reach Redis ends with 5; ssh that cannot reach a host with 255.
+        """
+        ended = [s for s in self._starters if s.process.poll() not in (None, 5)]
+        if not ended:
+            return ""
+        if ended[0].process.poll() == _SSH_FAILED and ended[0].command.startswith("ssh "):
+            return (
+                f"make `ssh {ended[0].nodes[0]} true` work from here without a password, "
+                "or correct the name in the file of nodes"
+            )
+        return f"make this start from here: {ended[0].command}"
 
     def stop(self) -> None:
         """End the starters; agents end with them or when nobody speaks to them."""
@@ -83,7 +116,7 @@ def start(where: Where, hello: Hello, nodes: Sequence[str], *, job: str = "",
         return _each(nodes, hello, lambda node: [sys.executable, *_AGENT])
     if where == "hosts":
         _need("ssh", "install openssh-client")
-        options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+        options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ConnectionAttempts=1")
         return _each(nodes, hello, lambda node: ["ssh", *options, node, "python3", *_AGENT])
     if where == "k8s":
         _need("kubectl", "install kubectl and give it access to the cluster")
@@ -151,7 +184,7 @@ def _popen(command: Sequence[str], hello: Hello, nodes: tuple[str, ...]) -> Star
     with contextlib.suppress(BrokenPipeError):  # ended at once: its node will stay silent
         process.stdin.write(msgspec.json.encode(greeting) + b"\n")
         process.stdin.close()
-    return Starter(nodes, process, errors)
+    return Starter(nodes, process, errors, " ".join(command))
 
 
 def _need(program: str, remedy: str) -> None:

@@ -28,6 +28,31 @@ def test_a_plan_that_no_node_can_carry_out_starts_no_agent(plan, what):
 
 
 @pytest.mark.multi
+def test_hosts_that_cannot_be_reached_are_no_wait_and_speak_for_themselves(tmp_path, monkeypatch):
+    try:
+        find_server()
+    except MissingError:
+        pytest.skip("no Redis or Valkey server on this machine")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\nfor word; do case $word in n[0-9]*) host=$word ;; esac; done\n"
+        'echo "ssh: Could not resolve hostname $host: Name or service not known" >&2\nexit 255\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n1\nn2\n")
+    plan = Plan(come_s=3600)
+    with pytest.raises(MissingError) as caught:
+        check_allocation(Allocation(where="hosts", hosts=hosts), plan, say=lambda text: None)
+    assert caught.value.what == (
+        "none of 2 nodes came: ssh: Could not resolve hostname n1: Name or service not known; "
+        "ssh: Could not resolve hostname n2: Name or service not known"
+    )
+    assert "`ssh n1 true`" in caught.value.remedy
+
+
+@pytest.mark.multi
 @pytest.mark.slow
 def test_real_agents_exchange_data_and_a_stopped_one_is_named():
     pytest.importorskip("torch")

@@ -4,7 +4,7 @@ import pytest
 
 from engine.errors import MissingError
 from engine.health.agent import Done
-from engine.health.fleet import Plan, check_fleet, run_groups
+from engine.health.fleet import Fleet, Plan, check_fleet, run_groups
 from engine.health.result import CheckResult, NodeReport
 
 
@@ -23,11 +23,21 @@ class Scripted:
     """A fleet whose agents answer by rules instead of over the network."""
 
     def __init__(
-        self, nodes, *, absent=(), mute=(), sick=(), bad=(), slow=(), links=(), torchless=()
+        self,
+        nodes,
+        *,
+        absent=(),
+        mute=(),
+        sick=(),
+        bad=(),
+        slow=(),
+        links=(),
+        torchless=(),
+        gone=None,
     ):
         self.nodes, self.absent, self.mute, self.sick = nodes, absent, mute, sick
         self.bad, self.slow, self.links = bad, slow, links
-        self.torchless = torchless
+        self.torchless, self.gone = torchless, lambda: gone or {}
         self.number, self.dismissed, self.asked = 0, False, []
 
     def gather(self, within_s):
@@ -97,6 +107,32 @@ def test_when_nobody_comes_nobody_is_accused():
     with pytest.raises(MissingError, match="none of 16 nodes came within 60 s") as caught:
         check(absent=NODES)
     assert "--redis" in caught.value.remedy
+
+
+def test_a_node_whose_agent_has_ended_says_why_and_not_how_long_it_was_waited_for():
+    _, found = check(absent=("n03", "n04"), gone={"n03": "ssh: no route"})
+    said = {r.target: r.message for r in found.group if r.check == "group.silent"}
+    assert said == {
+        "n03": "its agent did not start: ssh: no route",
+        "n04": "its agent did not start within 60 s",
+    }
+    with pytest.raises(MissingError, match=r"none of 16 nodes came$"):
+        check(absent=NODES, gone=dict.fromkeys(NODES, "x"))
+
+
+class Came:
+    """A client of which only who came is asked."""
+
+    def __init__(self, *nodes):
+        self.nodes = [n.encode() for n in nodes]
+
+    def call(self, *commands):
+        return [self.nodes]
+
+
+def test_nobody_waits_for_agents_that_have_ended():
+    fleet = Fleet(Came("n1"), "run", ["n1", "n2"], gone=lambda: {"n2": "ended"})
+    assert fleet.gather(within_s=3600) == ["n1"]
 
 
 def test_a_node_that_goes_silent_is_unfit():
