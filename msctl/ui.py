@@ -4,7 +4,8 @@ A command (see `flags.py`) receives a `Ui` and uses, in this order of importance
 
     ui.result(noun, show)           the answer: with --json the noun itself, else `show(ui, noun)`
     ui.table(title, columns, rows)  rows of the answer: a table on a terminal, TSV in a pipe
-    ui.line(text)                   one line of the answer
+    ui.line(text)                   one line of the answer, as it is: a row of a picture, a script
+    ui.sentence(text, label)        words of the answer: wrapped on a terminal, one line in a pipe
     ui.note(text), ui.hint(text)    what was done and where, what to do next; on stderr, not with -q
     ui.progress(label, total)       a bar on a terminal's stderr; yields a function to advance it
     ui.exit(verdict_bad)            last call: ends with code 4 if the verdict is bad, else returns
@@ -22,17 +23,18 @@ from typing import TextIO, TypeVar
 import msgspec
 import typer
 from rich.box import ROUNDED
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from engine.errors import MissingError
 from engine.spec.problem import Problem
+from msctl.terminal import Column, Part, arrange, measure, wrap
 
 T = TypeVar("T")
 Cell = str | int | float | None
 BAD_VERDICT = 4
-_NARROWEST = 24
 _MOST_PROBLEMS = 20
 
 
@@ -74,8 +76,8 @@ class Ui:
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Rows of the answer; nothing with --json.
 
-        On a terminal a table, or one record below the other where it is too narrow. In a pipe a
-        header and tab-separated rows; a second table follows an empty line and `# title`.
+        On a terminal a table, in parts or as one record below the other where it is too narrow. In
+        a pipe a header and tab-separated rows; a second table follows an empty line and `# title`.
         """
         if self.json:
             return
@@ -87,14 +89,14 @@ class Ui:
             self._write("".join("\t".join(row) + "\n" for row in [list(columns), *text]))
             return
         console = _console(self._out)
-        table = _table(title, columns, rows, text)
-        if (
-            console.measure(table, options=console.options.update(max_width=10_000)).minimum
-            > console.width
-        ):
-            self._records(title, columns, text)
-        else:
-            self._render(console, table)
+        if title:
+            self._render(console, Text("\n".join(wrap(clean(title), console.width))))
+        needs = [measure(name, [row[i] for row in text]) for i, name in enumerate(columns)]
+        parts = arrange(needs, [row[0] for row in text], console.width)
+        for part in parts:
+            self._render(console, _table(part, columns, needs, text))
+        if not parts:
+            self._records(columns, text, console.width)
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line of the answer (rich style names such as `bold red`); nothing with --json."""
@@ -104,6 +106,20 @@ class Ui:
             self._render(_console(self._out), Text(clean(text), style=style))
         else:
             self._write(clean(text) + "\n")
+
+    def sentence(self, text: str, label: str = "", style: str = "") -> None:
+        """Words of the answer after a label; nothing with --json.
+
+        On a terminal later lines begin below the text, or two blanks in without a label.
+        """
+        if self.json:
+            return
+        if not self.is_terminal:
+            self._write(clean(label + text) + "\n")
+            return
+        console = _console(self._out)
+        lines = wrap(clean(label + text), console.width, cell_len(label) or 2)
+        self._render(console, Text("\n".join(lines), style))
 
     def note(self, text: str) -> None:
         """Say what was done and where."""
@@ -151,18 +167,18 @@ class Ui:
 
     def _talk(self, prefix: str, text: str, style: str) -> None:
         if not self.quiet:
-            self.stderr.print(Text(prefix + clean(text), style=style), soft_wrap=True)
+            shown = _wrapped(self.stderr, prefix + clean(text), len(prefix) or 2)
+            self.stderr.print(Text(shown, style=style), soft_wrap=True)
 
-    def _records(self, title: str, columns: Sequence[str], rows: list[list[str]]) -> None:
-        """A table that does not fit: one field a line, an empty line between rows."""
-        records = (
-            "".join(f"{c}: {cell}\n" for c, cell in zip(columns, row, strict=True)) for row in rows
-        )
-        self._write((clean(title) + "\n" if title else "") + "\n".join(records))
+    def _records(self, columns: Sequence[str], rows: list[list[str]], width: int) -> None:
+        """A table that does not fit: one field a line, an empty line after each row."""
+        for row in rows:
+            fields = (f"{c}: {cell}" for c, cell in zip(columns, row, strict=True) if cell)
+            self._write("\n".join(line for f in fields for line in wrap(f, width, 2)) + "\n\n")
 
     def _render(self, console: Console, what: "Table | Text") -> None:
         with console.capture() as captured:
-            console.print(what)
+            console.print(what, soft_wrap=isinstance(what, Text))
         self._write(captured.get())
 
     def _write(self, text: str) -> None:
@@ -219,12 +235,12 @@ def print_error(kind: str, problems: Sequence[Problem], *, json: bool, code: int
         return
     console = _console(sys.stderr)
     for problem in problems[:_MOST_PROBLEMS]:
-        line = Text("error: ", style="bold red").append(
-            clean(problem.shown), style="not bold default"
-        )
+        line = Text(_wrapped(console, f"error: {clean(problem.shown)}", len("error: ")))
+        line.stylize("bold red", 0, len("error: "))
         console.print(line, soft_wrap=True)
         console.print()
-        console.print(Text(f"hint: {clean(problem.remedy)}", style="cyan"), soft_wrap=True)
+        hint = _wrapped(console, f"hint: {clean(problem.remedy)}", len("hint: "))
+        console.print(Text(hint, style="cyan"), soft_wrap=True)
         if problem is not problems[-1]:
             console.print()
     if len(problems) > _MOST_PROBLEMS:
@@ -242,19 +258,21 @@ def _console(file: TextIO) -> Console:
     return Console(file=file, markup=False, emoji=False, highlight=False)
 
 
+def _wrapped(console: Console, text: str, hang: int) -> str:
+    """Talk as it is in a pipe, wrapped at word ends on a terminal."""
+    return "\n".join(wrap(text, console.width, hang)) if console.file.isatty() else text
+
+
 def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], text: list[list[str]]
+    part: Part, names: Sequence[str], needs: Sequence[Column], rows: list[list[str]]
 ) -> Table:
-    """A rich table; columns that hold only quantities are right-aligned."""
-    table = Table(title=Text(clean(title)) if title else None, box=ROUNDED, title_justify="left")
-    for index, name in enumerate(columns):
-        cells = [row[index] for row in text if row[index] != "-"]
-        numeric = bool(cells) and all(cell.lstrip("+-~<>").strip()[:1].isdigit() for cell in cells)
-        widest = max((len(word) for cell in [name, *cells] for word in cell.split()), default=1)
+    """A rich table of some columns; those that hold only quantities are right-aligned."""
+    table = Table(box=ROUNDED, padding=(0, part.blanks))
+    for index, width in zip(part.columns, part.widths, strict=True):
         table.add_column(
-            Text(name), justify="right" if numeric else "left", overflow="fold",
-            no_wrap=numeric, min_width=min(widest, _NARROWEST),
+            Text(names[index]), justify="right" if needs[index].is_quantity else "left",
+            overflow="fold", width=width,
         )  # fmt: skip
-    for row in text:
-        table.add_row(*(Text(cell) for cell in row))
+    for row in rows:
+        table.add_row(*(Text(row[index]) for index in part.columns))
     return table

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import MissingError
-from msctl.ui import Ui, clean, encode_json, show_cell
+from engine.spec.problem import Problem
+from msctl.ui import Ui, clean, encode_json, print_error, show_cell
 
 
 class _Stream(io.TextIOWrapper):
@@ -33,6 +34,10 @@ class _Stream(io.TextIOWrapper):
 
     def text(self) -> str:
         return self.buffer.getvalue().decode(self.encoding)
+
+    def lines(self) -> list[str]:
+        """What stands on the terminal, without styles."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.text()).splitlines()
 
 
 @pytest.fixture
@@ -95,6 +100,56 @@ def test_no_width_loses_a_character(stdout, monkeypatch, width):
     for name, _, seconds in rows:
         assert name in shown
         assert show_cell(seconds) in shown
+
+
+RANKS = (
+    ["rank", "tp", "pp", "dp", "step", "against peers", "forward", "tensor parallel", "validation"],
+    [[1, 0, 1, 0, "3.15 s", "+5.6 %", "60 ms", "14.8 ms", "82.9 ms"],
+     [0, 0, 0, 0, "3.15 s", "-5.3 %", "785 ms", "1.38 s", "82.9 ms"]],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 66, 80, 90])
+def test_no_number_is_cut_or_parted_from_its_unit(stdout, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = stdout(terminal=True)
+    Ui().table("Ranks", *RANKS)
+    lines = out.lines()
+    assert max(map(len, lines)) <= width
+    for row in RANKS[1]:
+        for cell in row:
+            assert any(re.search(rf"(│|: ) *{re.escape(str(cell))} *(│|$)", x) for x in lines), cell
+    assert all(line[-1] in "╮┤│╯" for line in lines if line[:1] in "╭├│╰" and line)
+
+
+def test_sentences_wrap_at_word_ends_on_a_terminal_only(stdout, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "24")
+    text = "own `a b` and what its peers [x] do"
+    out = stdout(terminal=True)
+    Ui().sentence(text, "  why    ")
+    Ui().sentence("a sentence without a label in front", style="bold red")
+    Ui(json=True).sentence(text)
+    assert out.lines() == [
+        "  why    own `a b` and", "  what its peers [x] do",
+        "a sentence without a", "  label in front",
+    ]  # fmt: skip
+    out = stdout()
+    Ui().sentence(text, "  why    ", "bold")
+    assert out.text() == f"  why    {text}\n"
+
+
+def test_talk_wraps_at_word_ends_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = _Stream(terminal=True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    Ui().hint("look at the node and its card")
+    problem = Problem(keys=(), what="x.toml: it is not there", remedy="write a file of nodes")
+    print_error("RecipeError", [problem], json=False, code=3)
+    assert stream.lines() == [
+        "hint: look at the", "      node and its", "      card",
+        "error: x.toml: it is", "  not there", "",
+        "hint: write a file", "      of nodes",
+    ]  # fmt: skip
 
 
 def test_a_terminal_that_is_not_utf8(stdout, monkeypatch):
