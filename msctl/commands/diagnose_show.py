@@ -15,7 +15,7 @@ def show_report(ui: Ui, report: Report) -> None:
     read = ", ".join(f"{count} {kind}" for kind, count in report.read.items())
     step = "" if report.last_step is None else f"   last step {report.last_step}"
     world = f"   world {report.world}" if report.world else ""
-    ui.line(
+    ui.sentence(
         f"job {report.job}{world}{f' = {degrees}' if degrees else ''}{step}   "
         f"read {read}, {show_seconds(report.seconds)}"
     )
@@ -23,18 +23,18 @@ def show_report(ui: Ui, report: Report) -> None:
     sure = f"   confidence {verdict.confidence:.2f}" if bad else ""
     name = f" {verdict.kind}, {verdict.category}:" if bad else ":"
     style = "bold red" if bad else "bold green"
-    ui.line(f"VERDICT  {verdict.state}{name} {verdict.what}{sure}", style)
+    ui.sentence(f"{verdict.state}{name} {verdict.what}{sure}", "VERDICT  ", style)
     _field(ui, "why", verdict.why)
     _field(ui, "where", f"{verdict.file}:{verdict.line}" if verdict.line else verdict.file)
     _field(ui, "next", verdict.next)
     for finding in report.findings[1:]:
-        ui.line(f"also     {finding.what} ({finding.category}, {finding.confidence:.2f})")
+        ui.sentence(f"{finding.what} ({finding.category}, {finding.confidence:.2f})", "also     ")
     for symptom in report.symptoms:
-        ui.line(f"symptom  {symptom.count} x {symptom.what}")
+        ui.sentence(f"{symptom.count} x {symptom.what}", "symptom  ")
     for evidence in report.unreadable:
-        ui.line(f"unread   {evidence.file}: {evidence.text}")
+        ui.sentence(f"{evidence.file}: {evidence.text}", "unread   ")
     if report.not_looked_at:
-        ui.line(f"not looked at: {'; '.join(report.not_looked_at)}")
+        ui.sentence("; ".join(report.not_looked_at), "not looked at: ")
     if report.times is not None:
         _show_times(ui, report.times)
     if report.attribution is not None:
@@ -43,7 +43,7 @@ def show_report(ui: Ui, report: Report) -> None:
 
 def _field(ui: Ui, name: str, text: str) -> None:
     if text:
-        ui.line(f"  {name:<6} {text}")
+        ui.sentence(text, f"  {name:<6} ")
 
 
 def _show_times(ui: Ui, times: Times) -> None:
@@ -64,7 +64,7 @@ def _show_times(ui: Ui, times: Times) -> None:
     ]
     ui.table("Ranks, slowest against their peers first", columns, cells)
     for note in times.notes:
-        ui.line(f"note: {note}")
+        ui.sentence(note, "note: ")
 
 
 def _show_attribution(ui: Ui, attribution: Attribution) -> None:

@@ -37,7 +37,7 @@ def show_report(ui: Ui, report: "PlanReport") -> None:
                   for s in report.sensitivity])  # fmt: skip
     if report.budget is not None:
         spent = report.budget
-        ui.line(
+        ui.sentence(
             f"{show_count(spent.tokens)} tokens: {spent.days:.2f} days, "
             f"{show_count(spent.gpu_hours)} GPU-hours, {show_count(spent.cost)} at "
             f"{spent.price_per_gpu_hour:g} per GPU-hour"
@@ -99,14 +99,14 @@ def show_validation(ui: Ui, validation: "Validation") -> None:
                    "predicted intercept", "what")  # fmt: skip
         ui.table("seconds per micro-batch and per step, where runs make a line", columns,
                  [_line(line) for line in validation.lines])  # fmt: skip
-    ui.line(
+    ui.sentence(
         f"{summary.rows} rows: mean over groups {show_ratio(summary.mape)}, over rows "
         f"{show_ratio(summary.row_mape)}; {show_ratio(summary.coverage)} between P10 and P90"
     )
     if memory.rows:
-        ui.line(f"peak memory, {memory.rows} rows: mean error {show_ratio(memory.mape)}")
+        ui.sentence(f"peak memory, {memory.rows} rows: mean error {show_ratio(memory.mape)}")
     if memory.trials:
-        ui.line(
+        ui.sentence(
             f"fits or not, {memory.trials} trials: {show_ratio(memory.right)} right, "
             f"{show_ratio(memory.false_fits)} said to fit that did not"
         )
@@ -138,7 +138,7 @@ def show_calibration(ui: Ui, adapted: "Adapted") -> None:
     """What was fitted, and how well it predicts what it has not seen."""
     rows = [(c.name, f"{c.before:.4g}", f"{c.after:.4g}") for c in adapted.constants]
     ui.table("fitted constants", ("constant", "before", "after"), rows)
-    ui.line(
+    ui.sentence(
         f"{adapted.rows} runs: mean error {show_ratio(adapted.error_before)} before, "
         f"{show_ratio(adapted.error_after)} after, {show_ratio(adapted.error_left_out)} for runs "
         "left out in turn"

@@ -23,8 +23,8 @@ def show_report(ui: Ui, report: NodeReport) -> None:
     looked = sum(seen.values()) - seen["skip"]
     if seen["skip"]:
         verdict += f" as far as looked at ({looked} of {sum(seen.values())} results)"
-    ui.line(f"{verdict}  {report.node}: {report.machine}", style)
-    ui.line(
+    ui.sentence(f"{report.node}: {report.machine}", f"{verdict}  ", style)
+    ui.sentence(
         f"profile {report.profile}, {report.level}, {show_seconds(report.seconds)}: "
         + ", ".join(f"{number} {status}" for status, number in seen.items() if number)
     )
@@ -39,7 +39,7 @@ def show_report(ui: Ui, report: NodeReport) -> None:
             "Well", ("check", "target", "what"), [(r.check, r.target, r.message) for r in well]
         )
     for reason, checks in skipped(report.results):
-        ui.line(f"not looked at: {', '.join(checks)}: {reason}")
+        ui.sentence(f"{', '.join(checks)}: {reason}", "not looked at: ")
 
 
 def show_fleet(ui: Ui, fleet: FleetReport, *, node: str = "", matrix: bool = False) -> None:
@@ -47,7 +47,8 @@ def show_fleet(ui: Ui, fleet: FleetReport, *, node: str = "", matrix: bool = Fal
     seen = {n.node for n in fleet.nodes} | set(fleet.unfit)
     total = len(seen | {name for pair in fleet.pairs for name in pair.nodes})
     if fleet.unfit:
-        ui.line(f"UNFIT  {len(fleet.unfit)} of {total} nodes: {' '.join(fleet.unfit)}", "bold red")
+        bad_nodes = f"{len(fleet.unfit)} of {total} nodes: {' '.join(fleet.unfit)}"
+        ui.sentence(bad_nodes, "UNFIT  ", "bold red")
     else:
         verdict = {"fail": "UNFIT TOGETHER", "error": "NOT SURE", "skip": "NOTHING"}
         ui.line(f"{verdict.get(fleet.status, 'FIT as far as looked at')}  {total} nodes",
@@ -68,7 +69,7 @@ def show_fleet(ui: Ui, fleet: FleetReport, *, node: str = "", matrix: bool = Fal
              for n in fleet.nodes]  # fmt: skip
     ui.table("Nodes", ("node", "status", "worst", "unfit in 30 days", "machine"), nodes)
     for reason, checks in skipped([r for n in fleet.nodes for r in n.results]):
-        ui.line(f"not looked at: {', '.join(dict.fromkeys(checks))}: {reason}")
+        ui.sentence(f"{', '.join(dict.fromkeys(checks))}: {reason}", "not looked at: ")
     if node:
         ui.line()
         show_report(ui, node_of(fleet, node))
@@ -96,8 +97,8 @@ def show_heat(ui: Ui, fleet: FleetReport) -> None:
         rows = [(a, *(cell(a, b) for b in names)) for a in names]
         ui.table("All-reduce of pairs (B/s)", ("node", *names), rows)
         return
-    ui.line(f"Heat map of pairs: 9 is {show_rate(best, 'B/s')}, a digit a tenth; x failed, . not "
-            "tested")  # fmt: skip
+    best_rate = show_rate(best, "B/s")
+    ui.sentence(f"Heat map of pairs: 9 is {best_rate}, a digit a tenth; x failed, . not tested")
     width = max(map(len, names))
     for a in names:
         ui.line(f"{a:<{width}}  {''.join(cell(a, b) for b in names)}")

@@ -180,8 +180,8 @@ def show_ladder(ui: Ui, ladder: Ladder) -> None:
 
 def show_dry_run(ui: Ui, dry: DryRun) -> None:
     """Layout, memory per stage and the schedule's first part."""
-    ui.line(f"{show_count(dry.model_params)} parameters, {dry.world} ranks: {dry.layout}")
-    ui.line(f"{dry.microbatches} micro-batches a step, schedule {dry.schedule}, "
+    ui.sentence(f"{show_count(dry.model_params)} parameters, {dry.world} ranks: {dry.layout}")
+    ui.sentence(f"{dry.microbatches} micro-batches a step, schedule {dry.schedule}, "
             f"bubble {show_ratio(dry.bubble)} of the ideal step")  # fmt: skip
     rows = [
         (s.stage, s.layers, show_count(s.params), s.in_flight, show_bytes(s.memory_bytes))

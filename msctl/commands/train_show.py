@@ -46,7 +46,7 @@ def line_of(view: JobView) -> str:
 
 def show_view(ui: Ui, view: JobView) -> None:
     """The job, its nodes, its incidents."""
-    ui.line(line_of(view))
+    ui.sentence(line_of(view))
     rows = [
         (
             node.node, node.state, _ranks(node.ranks), f"{node.load:.1f}",
@@ -72,7 +72,9 @@ def show_start(ui: Ui, start: Start) -> None:
 
 def show_drill(ui: Ui, report: DrillReport) -> None:
     """One row per fault."""
-    ui.line(f"{report.job} {report.ended} after {report.steps} steps, {report.restarts} restarts")
+    ui.sentence(
+        f"{report.job} {report.ended} after {report.steps} steps, {report.restarts} restarts"
+    )
     rows = [
         (
             score.fault, "passed" if score.is_passed else "failed" if score.came else "never came",

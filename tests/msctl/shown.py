@@ -1,5 +1,7 @@
 """What a `show` function prints into a pipe: lines of talk, and tables as rows of cells."""
 
+import re
+import sys
 from typing import NamedTuple
 
 from msctl.ui import Ui
@@ -29,3 +31,12 @@ def shown(capsys, show, *nouns, **how) -> Shown:
     capsys.readouterr()
     show(Ui(**how), *nouns)
     return Shown(*capsys.readouterr())
+
+
+def shown_on_terminal(capsys, monkeypatch, width, show, *nouns, **how) -> list[str]:
+    """The lines that a `show` function puts on a terminal of that width, without styles."""
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show(Ui(**how), *nouns)
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()

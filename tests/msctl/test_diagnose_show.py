@@ -16,7 +16,7 @@ from engine.diagnose.finding import (
     WhatIf,
 )
 from msctl.commands.diagnose_show import show_report
-from tests.msctl.shown import shown
+from tests.msctl.shown import shown, shown_on_terminal
 
 VERDICT = Verdict(
     state="faulty", kind="hang", category="rank_blocked", what="rank 3 waits", why="it sleeps",
@@ -34,6 +34,19 @@ def test_the_verdict_comes_first_with_where_and_what_next(capsys):
         "  where  a.log:7",
         "  next   restart it",
     ]
+
+
+def test_long_sentences_wrap_below_their_label_on_a_terminal(capsys, monkeypatch):
+    why = "28 deviations from peers of its stage and replica, clocks not compared; mostly backward"
+    verdict = Verdict(state="faulty", kind="hang", category="c", what="rank 3 waits", why=why)
+    report = Report(verdict=verdict, job="tiny", not_looked_at=("network counters", "stacks"))
+    lines = shown_on_terminal(capsys, monkeypatch, 60, show_report, report)
+    assert lines[2:4] == [
+        "  why    28 deviations from peers of its stage and replica,",
+        "         clocks not compared; mostly backward",
+    ]
+    monkeypatch.undo()
+    assert f"  why    {why}" in shown(capsys, show_report, report).out.splitlines()
 
 
 @pytest.mark.parametrize(

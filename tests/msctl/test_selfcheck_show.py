@@ -2,8 +2,9 @@
 
 from engine.health.fleet import FleetReport, PairRate
 from engine.health.result import CheckResult, NodeReport
-from msctl.commands.selfcheck_show import show_fleet, show_rate
+from msctl.commands.selfcheck_show import show_fleet, show_rate, show_report
 from msctl.ui import Ui
+from tests.msctl.shown import shown_on_terminal
 
 
 def node(name, status):
@@ -32,3 +33,15 @@ def test_a_healthy_fleet_says_so(capsys):
 def test_rates_have_units():
     assert show_rate(1 << 30, "B/s") == "1.00 GiB/s"
     assert show_rate(7e14, "FLOP/s") == "700 TFLOP/s"
+
+
+def test_what_was_not_looked_at_wraps_at_word_ends_on_a_terminal(capsys, monkeypatch):
+    skips = tuple(
+        CheckResult(check=f"gpu.check{i}", status="skip", message="no library") for i in range(12)
+    )
+    report = NodeReport(node="n", machine="8 GPUs", profile="p", level="passive", time_s=0,
+                        seconds=1, results=skips)  # fmt: skip
+    lines = shown_on_terminal(capsys, monkeypatch, 60, show_report, report)
+    first = next(i for i, line in enumerate(lines) if line.startswith("not looked at: gpu.check0,"))
+    assert lines[first + 1].startswith(" " * 15 + "gpu.check")
+    assert max(map(len, lines)) <= 60
