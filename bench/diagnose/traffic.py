@@ -13,7 +13,8 @@ import statistics
 
 import numpy as np
 
-from engine.diagnose.traffic import Traffic, find_alarms
+from engine.diagnose.readers.counters import Traffic
+from engine.diagnose.traffic import find_alarms
 
 DT, STEP = 0.1, 6.34
 ONE = ("stop", "sag", "flap", "late")

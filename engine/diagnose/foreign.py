@@ -24,9 +24,9 @@ from engine.errors import TraceError
 
 if TYPE_CHECKING:
     from engine.diagnose.logs.triage import Triage
+    from engine.diagnose.readers.counters import Traffic
     from engine.diagnose.readers.kineto import Trace
     from engine.diagnose.readers.segments import Segments
-    from engine.diagnose.traffic import Traffic
 
 T = TypeVar("T")
 _NOTES = frozenset({"fault_injection.log", "truth.json", "README.md", "answers.jsonl"})
@@ -170,14 +170,16 @@ def _series(
     """Inputs with numbers over time: segments, traces, traffic."""
     if inputs.segments is inputs.traces is inputs.traffic is None:
         return None, (), ()
+    from engine.diagnose.readers.counters import read_traffic
     from engine.diagnose.readers.kineto import read_trace
     from engine.diagnose.readers.segments import read_segments
-    from engine.diagnose.traffic import read_traffic
 
     segments, bad = read_segments(files_of(inputs.segments))
     faults += bad
     traces = tuple(t for _, t in _each(inputs.traces, read_trace, faults))
-    return segments, traces, tuple(_each(inputs.traffic, read_traffic, faults))
+    traffic = tuple(_each(inputs.traffic, read_traffic, faults))
+    faults += [(file, fault) for file, read in traffic for fault in read.faults]
+    return segments, traces, traffic
 
 
 def _job(inputs: Inputs, faults: list[tuple[str, str]]) -> Job:

@@ -6,21 +6,16 @@ NICs do together (a common slow-down, a stop of all) shows in the period and in 
 itself.
 """
 
-import csv
-import io
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.diagnose.categories import next_step
 from engine.diagnose.finding import Evidence, Finding
-from engine.diagnose.readers.files import FileFault, read_limited
+from engine.diagnose.readers.counters import Traffic
 from engine.units import show_ratio, show_seconds
 
-_LIMIT = 2 << 30
 _SHAPE_Z = 15.0
 _VOLUME_Z = 10.0
 _LEARN = 6
@@ -32,73 +27,12 @@ _WORST = 3.0
 """A period that seems longer than this is two steps taken for one, or a stop."""
 
 
-class Traffic(NamedTuple):
-    """Bytes per second [nics, samples], one sample every dt seconds."""
-
-    nics: tuple[str, ...]
-    bytes_per_s: NDArray[np.float32]
-    dt_s: float
-
-
 class Alarm(NamedTuple):
     """A window in which a NIC (None: all of them) is not like the others or not like before."""
 
     nic: str | None
     at_s: float
     what: str
-
-
-def read_traffic(path: Path) -> Traffic:
-    """CSV with a header or JSON lines: t, nic, and bytes (a counter) or bytes_per_s."""
-    data = read_limited(path, _LIMIT)
-    rows = _json_rows(data) if data.lstrip()[:1] == b"{" else _csv_rows(data)
-    series: dict[str, dict[float, float]] = {}
-    counter = False
-    for row in rows:
-        try:
-            t = float(row.get("t") or row.get("time") or 0.0)
-            nic = str(row.get("nic") or row.get("device") or row.get("node") or "")[:80]
-            rate = row.get("bytes_per_s")
-            counter = counter or rate is None
-            series.setdefault(nic, {})[t] = float(row["bytes"] if rate is None else rate)
-        except (KeyError, TypeError, ValueError):
-            continue
-    if not series:
-        raise FileFault("holds no rows of t, nic and bytes or bytes_per_s")
-    return _regular(series, counter)
-
-
-def _json_rows(data: bytes) -> list[dict[str, Any]]:
-    try:
-        return msgspec.json.Decoder(dict[str, Any]).decode_lines(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFault(f"is no JSON lines: {error}") from None
-
-
-def _csv_rows(data: bytes) -> list[dict[str, Any]]:
-    try:
-        return list(csv.DictReader(io.StringIO(data.decode(errors="replace"))))
-    except csv.Error as error:
-        raise FileFault(f"is no CSV: {error}") from None
-
-
-def _regular(series: dict[str, dict[float, float]], counter: bool) -> Traffic:
-    """Series on one grid of times; counters become rates, a counter that fell was reset."""
-    times = np.array(sorted({t for points in series.values() for t in points}))
-    if len(times) < 8:
-        raise FileFault("holds fewer than eight points in time")
-    dt = float(np.median(np.diff(times)))
-    grid = np.arange(times[0], times[-1] + dt / 2, dt)
-    if len(grid) * len(series) > 500_000_000:
-        raise FileFault("covers more than 500,000,000 samples")
-    rows = []
-    for points in series.values():
-        t = np.array(sorted(points))
-        v = np.array([points[x] for x in t])
-        if counter:
-            t, v = t[1:], np.clip(np.diff(v) / np.maximum(np.diff(t), 1e-9), 0, None)
-        rows.append(np.interp(grid, t, v).astype(np.float32))
-    return Traffic(tuple(series), np.stack(rows), dt)
 
 
 def period_s(total: NDArray[np.float64], dt_s: float) -> float:

@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from engine.diagnose.readers.files import FileFault
-from engine.diagnose.traffic import Traffic, find_alarms, period_s, read_traffic, traffic_findings
+from engine.diagnose.readers.counters import Traffic
+from engine.diagnose.traffic import find_alarms, period_s, traffic_findings
 
 DT, STEP = 0.1, 6.34
 
@@ -66,23 +66,6 @@ def test_a_stop_is_seen_within_two_periods_and_a_longer_period_within_five():
     assert 0 < slow.at_s - 240 <= 5 * STEP
 
 
-def test_counters_and_rates_are_read(tmp_path):
-    traffic = series(seconds=60, nics=2)
-    counters = np.cumsum(traffic.bytes_per_s * DT, axis=1)
-    lines = ["t,nic,bytes"]
-    for nic in range(2):
-        lines += [f"{i * DT:.1f},nic{nic},{counters[nic, i]:.0f}" for i in range(counters.shape[1])]
-    path = tmp_path / "t.csv"
-    path.write_text("\n".join(lines))
-    read = read_traffic(path)
-    assert read.dt_s == pytest.approx(DT)
-    got = read.bytes_per_s[:, 10:-10].mean()
-    assert got == pytest.approx(traffic.bytes_per_s[:, 10:-10].mean(), rel=0.01)
-    path.write_text("nonsense\n")
-    with pytest.raises(FileFault):
-        read_traffic(path)
-
-
 def test_an_alarm_says_whether_volume_or_time_differs():
     (sag,) = traffic_findings(series(fault="sag"))
     assert sag.nodes == ("nic3",)
@@ -112,16 +95,3 @@ def test_a_named_nic_goes_before_what_all_of_them_did():
     rates[:, 3600:] = 0.0
     (finding,) = traffic_findings(faulty._replace(bytes_per_s=rates))
     assert finding.nodes == ("nic3",)
-
-
-def test_a_column_called_time_and_every_sample_of_it_are_read(tmp_path):
-    path = tmp_path / "t.csv"
-    rows = [f"{100 + i * 0.5},mlx5_{nic},{1e9 * (nic + 1)}" for i in range(8) for nic in range(2)]
-    path.write_text("\n".join(["time,device,bytes_per_s", *rows]))
-    read = read_traffic(path)
-    assert read.nics == ("mlx5_0", "mlx5_1")
-    assert read.dt_s == 0.5
-    assert read.bytes_per_s.tolist() == [[1e9] * 8, [2e9] * 8]
-    path.write_text("\n".join(["time,device,bytes_per_s", *rows[:14]]))
-    with pytest.raises(FileFault, match="fewer than eight"):
-        read_traffic(path)
