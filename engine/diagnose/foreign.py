@@ -15,7 +15,7 @@ from engine.diagnose.finding import Evidence, Finding, RankWait, Report
 from engine.diagnose.foreignhang import hang_findings, ras_findings, states_of
 from engine.diagnose.hang import rank_waits
 from engine.diagnose.readers.beats import Beat, read_beats
-from engine.diagnose.readers.files import FileFault, files_below
+from engine.diagnose.readers.files import FileFault, check_place, files_below
 from engine.diagnose.readers.flight import Dump, read_dumps
 from engine.diagnose.readers.job import NOTHING, Job, read_job, read_members
 from engine.diagnose.readers.ras import Ras, read_ras
@@ -74,7 +74,16 @@ _FOLDERS = (
 
 
 def inputs_of(folder: Path) -> Inputs:
-    """The inputs of a job folder under their usual names; a bare folder is taken for logs."""
+    """The inputs of a job folder under their usual names; a bare folder is taken for logs.
+
+    Raises TraceError if it is no folder, or one that may not be entered.
+    """
+    check_place(folder, missing="name a run folder, or --job last")
+    if not folder.is_dir():
+        raise TraceError(
+            f"{folder}: a file, not the folder of a run or job",
+            remedy=f"say what it holds, e.g. --logs {folder}",
+        )
     found = {}
     for kind, names in _FOLDERS:
         for name in names:
@@ -123,10 +132,8 @@ def _check(inputs: Inputs) -> None:
             remedy="give --logs DIR, --fr DIR, --traces DIR, --heartbeats PATH or --dmesg FILE",
         )
     for kind, path in named:
-        if not path.exists():
-            raise TraceError(
-                f"{path}: no such file or folder", remedy=f"correct the path of --{kind}"
-            )
+        missing = f"correct the path of --{kind}"
+        check_place(path, missing=missing, pipes=inputs.job is not None)
 
 
 def _gather(inputs: Inputs, on_progress: Callable[[float], None]) -> Gathered:

@@ -109,8 +109,6 @@ def _diagnosed(
         from engine.diagnose.run import diagnose_spans
 
         return diagnose_spans(folder, last=last)
-    if folder is not None and not folder.is_dir():
-        raise TraceError(f"{folder}: no such folder", remedy="name a run folder, or --job last")
     with ui.progress("reading", 1.0) as advance:
         done = 0.0
 

@@ -6,11 +6,15 @@ bomb costs seconds and not the disk. Text in UTF-16 is turned into UTF-8 on the 
 
 import codecs
 import contextlib
+import errno
 import gzip
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+
+from engine.errors import TraceError
 
 CHUNK = 1 << 16
 _MOST_FILES = 200_000
@@ -25,6 +29,36 @@ _FEED = 1 << 10
 
 class FileFault(Exception):
     """A file that cannot be read further; what was read before stays valid."""
+
+
+def check_place(path: Path, *, missing: str, pipes: bool = False) -> None:
+    """TraceError unless a path is a file, or a folder that may be entered and listed.
+
+    missing  the remedy if there is nothing of that name
+    pipes  let pipes and devices pass, for their reader to name them as faults
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode) and not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (FileNotFoundError, NotADirectoryError):
+        raise TraceError(f"{path}: no such file or folder", remedy=missing) from None
+    except OSError as error:
+        raise TraceError(
+            f"{path}: cannot be looked at: {error.strerror}",
+            remedy="let this user read it, or correct the path",
+        ) from None
+    if not (pipes or stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise TraceError(
+            f"{path}: a pipe or a device, which may never end",
+            remedy="write what it gives to a file first, e.g. `COMMAND > FILE`, and name the file",
+        )
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is no pipe, device or socket, which could keep its reader waiting."""
+    mode = path.stat().st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def files_below(place: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
@@ -51,6 +85,8 @@ def files_below(place: Path, leave_out: frozenset[str] = frozenset()) -> list[Pa
 def read_chunks(path: Path, *, chunk: int = CHUNK) -> Iterator[bytes]:
     """The bytes of a file, decompressed, UTF-16 as UTF-8; FileFault says why it ends early."""
     try:
+        if not is_plain(path):
+            raise FileFault("is a pipe or a device and was not waited for")
         with path.open("rb", buffering=0) as file:
             head = file.read(4)
             file.seek(0)

@@ -236,3 +236,37 @@ def test_a_look_at_stacks_alone_does_not_tell_that_all_is_well(tmp_path):
             'Thread 1 (most recent call first):\n  File "train.py", line 3 in step\n'
         )
     assert diagnose_foreign(Inputs(stacks=tmp_path)).verdict.state == "unknown"
+
+
+@pytest.mark.parametrize("kind", [k for k in Inputs._fields if k != "job"])
+def test_a_pipe_that_is_named_is_refused_and_not_waited_for(kind, tmp_path):
+    os.mkfifo(tmp_path / "input")
+    with pytest.raises(TraceError, match="a pipe or a device") as caught:
+        diagnose_foreign(Inputs(**{kind: tmp_path / "input"}))
+    assert "to a file first" in caught.value.remedy
+
+
+def test_a_pipe_in_a_job_folder_is_named_and_the_rest_is_read(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank_0.log").write_text("KeyError: 'labels'\n")
+    os.mkfifo(tmp_path / "dmesg.log")
+    report = diagnose_foreign(inputs_of(tmp_path))
+    assert (report.verdict.category, report.verdict.ranks) == ("code_error", (0,))
+    assert [Path(e.file).name for e in report.unreadable] == ["dmesg.log"]
+
+
+def test_a_place_that_may_not_be_looked_at_is_an_error_with_a_remedy(tmp_path):
+    for name in ("x" * 300, "loop/logs"):
+        (tmp_path / "loop").unlink(missing_ok=True)
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises(TraceError, match="cannot be looked at"):
+            diagnose_foreign(Inputs(logs=tmp_path / name))
+        with pytest.raises(TraceError, match="cannot be looked at"):
+            inputs_of(tmp_path / name)
+
+
+def test_a_file_in_place_of_a_job_folder_is_told_how_to_be_named(tmp_path):
+    (tmp_path / "rank_0.log").write_text("ok\n")
+    with pytest.raises(TraceError) as caught:
+        inputs_of(tmp_path / "rank_0.log")
+    assert "--logs" in caught.value.remedy

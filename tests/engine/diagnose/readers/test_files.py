@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from engine.diagnose.readers import files
 from engine.diagnose.readers.files import (
     FileFault,
+    check_place,
     files_below,
     is_binary,
     read_chunks,
     read_limited,
 )
+from engine.errors import TraceError
 
 TEXT = "".join(f"line {n} of a log – ok\n" for n in range(200))
 FORMS = {
@@ -164,3 +167,30 @@ def test_text_is_told_from_binary_by_its_control_characters(head, binary):
 @given(st.text(st.characters(min_codepoint=32, codec="utf-8")))
 def test_no_text_is_binary(text):
     assert not is_binary(text.encode())
+
+
+def test_a_pipe_is_a_fault_and_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "dmesg.log")
+    with pytest.raises(FileFault, match="a pipe or a device"):
+        list(read_chunks(tmp_path / "dmesg.log"))
+    with pytest.raises(FileFault, match="a pipe or a device"):
+        list(read_chunks(Path(os.devnull)))
+
+
+def test_a_place_is_a_file_or_a_folder_that_may_be_entered(tmp_path, monkeypatch):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    check_place(tmp_path, missing="look again")
+    check_place(tmp_path / "pipe", missing="look again", pipes=True)
+    for name, what in (
+        ("nowhere", "no such file"),
+        ("loop", "cannot be looked at"),
+        ("x" * 300, "cannot be looked at: File name too long"),
+        ("pipe", "a pipe or a device"),
+    ):
+        with pytest.raises(TraceError, match=what) as caught:
+            check_place(tmp_path / name, missing="look again")
+        assert caught.value.remedy
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may enter every folder
+    with pytest.raises(TraceError, match="cannot be looked at: Permission denied"):
+        check_place(tmp_path, missing="look again")
