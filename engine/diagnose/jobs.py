@@ -12,16 +12,27 @@ _NAME = re.compile(rb'^name\s*=\s*"([^"\n]{1,64})"', re.MULTILINE)
 
 
 def runs_under(root: Path) -> list[Path]:
-    """Run folders, oldest first."""
-    if not root.is_dir():
+    """Run folders, oldest first; what may not be looked at is left out."""
+    try:
+        found = [path for path in root.iterdir() if is_run(path)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [p for p in root.iterdir() if p.is_dir() and is_run(p)]
+    except OSError as error:
+        raise TraceError(
+            f"{root}: cannot be looked at: {error.strerror}",
+            remedy="let this user read it, or name another runs folder with --runs",
+        ) from None
     return sorted(found, key=lambda p: (_changed(p), p.name))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run of ours."""
-    return (folder / "recipe.toml").is_file() or any((folder / "events").glob("rank-*.jsonl"))
+    """Whether a folder is a run of ours; no if it may not be looked at."""
+    try:
+        if (folder / "recipe.toml").is_file():
+            return True
+        return any((folder / "events").glob("rank-*.jsonl"))
+    except OSError:
+        return False
 
 
 def find_run(job: str, root: Path) -> Path:
@@ -50,8 +61,8 @@ def find_run(job: str, root: Path) -> Path:
 
 def _changed(run: Path) -> int:
     """When a run was last written to."""
-    newest = run.stat().st_mtime_ns
-    for part in ("events", "metrics.jsonl", "recipe.toml", "result.json"):
+    newest = 0
+    for part in ("", "events", "metrics.jsonl", "recipe.toml", "result.json"):
         try:
             newest = max(newest, (run / part).stat().st_mtime_ns)
         except OSError:
@@ -60,8 +71,11 @@ def _changed(run: Path) -> int:
 
 
 def _recipe_name(run: Path) -> str:
+    path = run / "recipe.toml"
     try:
-        with (run / "recipe.toml").open("rb") as file:
+        if not path.is_file():  # opening a pipe would wait for its writer
+            return ""
+        with path.open("rb") as file:
             match = _NAME.search(file.read(1 << 16))
     except OSError:
         return ""

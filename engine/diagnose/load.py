@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from engine.diagnose.parts import DIRECT, PARTS, part_of
 from engine.diagnose.readers.files import cores
 from engine.errors import TraceError
-from engine.events.reader import event_files
+from engine.events.reader import event_bytes, event_files
 from engine.events.schema import VERSION, Attr
 from engine.spec.layout import Coord, ParallelLayout
 
@@ -188,13 +188,7 @@ def _arrays(read: dict[int, _File], keep: int, bad: tuple[tuple[str, str], ...])
 
 def decode_lines(path: Path) -> tuple[list[Line], int]:
     """Lines of a file, and how many are no events; one without an end is what a crash leaves."""
-    size = path.stat().st_size
-    if size > _FILE_LIMIT:
-        raise TraceError(
-            f"{path}: {size} bytes is more than the {_FILE_LIMIT} that are read at once",
-            remedy="cut the file to its newest steps, e.g. with `tail -c 1G`",
-        )
-    data = path.read_bytes()
+    data = event_bytes(path, _FILE_LIMIT)
     end = data.rfind(b"\n") + 1
     decoder = msgspec.json.Decoder(Line)
     try:

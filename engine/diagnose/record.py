@@ -5,6 +5,7 @@ All of it is optional here: a diagnosis must not fail because a file is missing 
 
 import contextlib
 import math
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,12 +79,8 @@ def read_record(folder: Path) -> Record:
 def read_incident(folder: Path) -> Incident | None:
     """What the driver noted in an incident's folder, None if it is none."""
     for name in ("incident.json", "recovery.json"):
-        path = folder / name
-        try:
-            if path.stat().st_size > 1 << 20:
-                continue
-            data = path.read_bytes()
-        except OSError:
+        data = _bytes(folder / name, 1 << 20)
+        if data is None:
             continue
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return msgspec.json.decode(data, type=_Recovery).incident
@@ -94,28 +91,31 @@ def read_incident(folder: Path) -> Incident | None:
 
 def read_result(folder: Path) -> dict[str, Any]:
     """result.json as a plain mapping; empty if there is none or it is torn."""
-    path = folder / "result.json"
+    data = _bytes(folder / "result.json", 1 << 20)
     try:
-        if path.stat().st_size > 1 << 20:
-            return {}
-        value = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError):
+        value = None if data is None else msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def _metrics(path: Path) -> tuple[Metric, ...]:
-    try:
-        if path.stat().st_size > _LIMIT:
-            return ()
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return ()
     rows = []
     decoder = msgspec.json.Decoder(Metric)
-    for line in lines:
+    for line in (_bytes(path, _LIMIT) or b"").split(b"\n"):
         try:
             rows.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return tuple(rows)
+
+
+def _bytes(path: Path, limit: int) -> bytes | None:
+    """A small file; None if it is larger, shut, or a pipe that would keep its reader waiting."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            return None
+        return path.read_bytes()
+    except OSError:
+        return None

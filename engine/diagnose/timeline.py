@@ -74,7 +74,8 @@ def write_timeline(
     """
     small = out.suffix in PERFETTO_SUFFIXES
     most = most_ranks or (_MOST_PERFETTO if small else _MOST_JSON)
-    files = dict(list(event_files(folder / "events").items())[:most])
+    found = event_files(folder / "events").items()
+    files = dict([(rank, path) for rank, path in found if rank < layout.world_size][:most])
     lines, wall = _read(files, steps)
     if not any(lines.values()):
         raise TraceError(
@@ -103,7 +104,10 @@ def _read(
     lines: dict[int, list[Line]] = {}
     wall: dict[int, int] = {}
     for rank, path in files.items():
-        found, _ = decode_lines(path)
+        try:
+            found, _ = decode_lines(path)
+        except TraceError:
+            continue  # the report names it; the others still make a timeline
         clock = next((line for line in found[:16] if line.name == "clock"), None)
         wall[rank] = whole(clock.attrs.get("wall_ns")) - clock.t_ns if clock else 0
         lines[rank] = [

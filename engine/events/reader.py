@@ -1,6 +1,7 @@
 """Read event files: one per rank, tolerant of a torn last line, loud about anything else."""
 
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +17,46 @@ _LINE_LIMIT = 1 << 20
 def event_files(folder: Path) -> dict[int, Path]:
     """Rank -> event file of a run's `events` folder; TraceError if there is none."""
     found = {}
-    if folder.is_dir():
+    try:
         for path in folder.iterdir():
             match = _FILE.fullmatch(path.name)
             if match:
                 found[int(match[1])] = path
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # told below, with what to do
+    except OSError as error:
+        raise _shut(folder, error.strerror) from None
     if not found:
         raise TraceError(
             f"{folder}: no event files (rank-00000.jsonl, ...)",
             remedy="name a run folder whose recipe has monitor.events = true",
         )
     return dict(sorted(found.items()))
+
+
+def event_bytes(path: Path, limit: int) -> bytes:
+    """A whole event file; TraceError if it is larger than `limit`, shut, or no file."""
+    size = _size(path)
+    if size > limit:
+        raise TraceError(
+            f"{path}: {size} bytes is more than the {limit} that are read at once",
+            remedy="cut the file to its newest steps, e.g. with `tail -c 1G`",
+        )
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _shut(path, error.strerror) from None
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; TraceError of anything else: opening a pipe would wait for its writer."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _shut(path, error.strerror) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _shut(path, "no regular file")
+    return found.st_size
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -36,7 +66,12 @@ def read_events(path: Path) -> Iterator[Event]:
     valid event raises TraceError with its number.
     """
     decoder = msgspec.json.Decoder(Event)
-    with path.open("rb") as file:
+    _size(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise _shut(path, error.strerror) from None
+    with file:
         number = 0
         while line := file.readline(_LINE_LIMIT):
             number += 1
@@ -52,6 +87,13 @@ def read_events(path: Path) -> Iterator[Event]:
             if fault:
                 raise _bad(path, number, fault)
             yield event
+
+
+def _shut(path: Path, why: str | None) -> TraceError:
+    return TraceError(
+        f"{path}: cannot be read: {why}",
+        remedy="let this user read the run's events, or name another run",
+    )
 
 
 def _bad(path: Path, number: int, fault: str) -> TraceError:

@@ -79,3 +79,27 @@ def test_a_name_is_looked_for_in_the_first_lines_only_and_whatever_its_bytes(roo
         find_run("far", root)
     (root / "b" / "recipe.toml").write_bytes(b'name = "\xffx"\n')
     assert find_run("�x", root).name == "b"
+
+
+def test_a_run_that_may_not_be_looked_at_hides_no_other(root, monkeypatch):
+    def is_file(path):
+        if path.parent.name in ("b", "a-01"):
+            raise PermissionError(13, "Permission denied")
+        return path.exists()
+
+    monkeypatch.setattr("pathlib.Path.is_file", is_file)
+    assert find_run("last", root).name == "a-02"
+    assert not is_run(root / "b")
+
+
+def test_a_runs_folder_that_may_not_be_listed_is_an_error(tmp_path):
+    (tmp_path / "runs").symlink_to("runs")
+    with pytest.raises(TraceError, match="runs: cannot be looked at"):
+        find_run("last", tmp_path / "runs")
+
+
+def test_a_pipe_for_a_recipe_is_not_waited_for(root):
+    (root / "b" / "recipe.toml").unlink()
+    os.mkfifo(root / "b" / "recipe.toml")
+    with pytest.raises(TraceError, match="none of the"):
+        find_run("large", root)

@@ -246,3 +246,14 @@ def test_over_several_processes_the_arrays_are_the_same(tmp_path, monkeypatch):
 def test_steps_far_apart_need_no_room_in_between(tmp_path):
     write(tmp_path, 0, [CLOCK, *step_of(0, 0), *step_of(2**62, 100)])
     assert load_spans(tmp_path, last=2**63).steps.tolist() == [0, 2**62]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_an_event_file_that_is_no_file_costs_that_rank(tmp_path, make):
+    write(tmp_path, 0, [CLOCK, *step_of(0, 0)])
+    make(tmp_path / "rank-00001.jsonl")
+    spans = load_spans(tmp_path)
+    assert spans.ranks.tolist() == [0]
+    ((file, why),) = spans.unreadable
+    assert file.endswith("rank-00001.jsonl")
+    assert "cannot be read" in why

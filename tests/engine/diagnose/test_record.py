@@ -1,6 +1,7 @@
 """A run's own account of itself, whole, missing, torn or hostile."""
 
 import json
+import os
 
 import pytest
 
@@ -90,3 +91,9 @@ def test_a_run_lists_the_incidents_that_it_came_back_from_oldest_first(tmp_path)
 def test_a_recipe_that_cannot_be_read_is_none(tmp_path, text):
     (tmp_path / "recipe.toml").write_text(text)
     assert read_record(tmp_path).recipe is None
+
+
+def test_pipes_in_a_run_folder_are_not_waited_for(tmp_path):
+    for name in ("recipe.toml", "metrics.jsonl", "result.json", "incident.json", "recovery.json"):
+        os.mkfifo(tmp_path / name)
+    assert read_record(tmp_path) == (None, (), {}, None, ())

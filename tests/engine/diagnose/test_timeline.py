@@ -156,3 +156,11 @@ def test_known_lanes_have_fixed_places_and_others_follow():
     lines.append(Line("span", "y", 5, stream="compute", dur_ns=9))
     lanes = {lane.name: lane.number for lane in lanes_of(lines)}
     assert lanes == {"host": 0, "compute": 1, "pp_f": 3, "compute 2": 8, "zzz": 9}
+
+
+def test_files_that_the_report_names_as_unreadable_cost_only_their_ranks(tmp_path):
+    events = run(tmp_path) / "events"
+    (events / "rank-00001.jsonl").write_text("no event\n")
+    (events / "rank-00007.jsonl").write_text((events / "rank-00000.jsonl").read_text())
+    made = write_timeline(tmp_path, tmp_path / "t.json", LAYOUT, steps=(1, 1))
+    assert made.ranks == 1

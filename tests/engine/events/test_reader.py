@@ -1,10 +1,12 @@
+import os
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import TraceError
-from engine.events.reader import event_files, read_events
+from engine.events.reader import event_bytes, event_files, read_events
 from engine.events.schema import Event
 
 GOOD = msgspec.json.encode(Event(rank=0, seq=0, kind="span", name="data", t_ns=1)) + b"\n"
@@ -66,3 +68,35 @@ def test_any_bytes_are_events_or_a_trace_error(tmp_path_factory, raw):
         assert all(isinstance(e, Event) for e in read_events(path))
     except TraceError as error:
         assert str(path) in error.what  # noqa: PT017 - both outcomes are right
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)):
+        make(path)
+        with pytest.raises(TraceError, match="cannot be read"):
+            next(read_events(path))
+        with pytest.raises(TraceError, match="cannot be read"):
+            event_bytes(path, 1 << 20)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_folder_that_may_not_be_listed_is_an_error(tmp_path):
+    (tmp_path / "events").symlink_to("events")  # as a folder without rights, but also for root
+    with pytest.raises(TraceError, match="events: cannot be read: Too many levels") as caught:
+        event_files(tmp_path / "events")
+    assert caught.value.remedy
+
+
+def test_a_file_that_is_shut_or_breaks_off_is_an_error(file, monkeypatch):
+    path = file(GOOD)
+
+    def shut(*arguments, **more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", shut)
+    monkeypatch.setattr("pathlib.Path.read_bytes", shut)
+    with pytest.raises(TraceError, match="cannot be read: Permission denied"):
+        next(read_events(path))
+    with pytest.raises(TraceError, match="cannot be read: Permission denied"):
+        event_bytes(path, 1 << 20)
