@@ -14,6 +14,7 @@ Nothing here computes; numbers are formatted by `engine.units`. Colour never car
 """
 
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.errors import MissingError
+from engine.errors import EngineError, MissingError
 from engine.spec.problem import Problem
 from msctl.terminal import Column, Part, arrange, measure, wrap
 
@@ -38,6 +39,14 @@ BAD_VERDICT = 4
 _MOST_PROBLEMS = 20
 
 
+class AfterAnswer(Exception):
+    """An error after the answer was given: the answer stands, also with --json."""
+
+    def __init__(self, error: EngineError) -> None:
+        super().__init__(error.what)
+        self.error = error
+
+
 class Ui:
     """One command's way to the person or program that called it."""
 
@@ -45,6 +54,7 @@ class Ui:
         self.json = json
         self.quiet = quiet
         self.verbose = verbose
+        self.stands = False
         self._document: bytes | None = None
         self._tables = 0
         self._out: TextIO = sys.stdout
@@ -60,12 +70,15 @@ class Ui:
         """Whether progress may be redrawn in place on stderr."""
         return sys.stderr.isatty() and not self.quiet and os.environ.get("TERM") != "dumb"
 
-    def result(self, noun: T, show: "Callable[[Ui, T], None]") -> None:
+    def result(self, noun: T, show: "Callable[[Ui, T], None]", *, stands: bool = False) -> None:
         """Give the answer: the noun as JSON, or what `show(ui, noun)` prints.
 
         At most one a command. The document is written when the command has ended without an error,
         so that --json always yields exactly one document.
+
+        stands  also if the command fails afterwards; its error then goes to stderr, not into JSON
         """
+        self.stands = stands
         if not self.json:
             show(self, noun)
             return
@@ -198,13 +211,25 @@ class Ui:
 
 
 def clean(text: str) -> str:
-    """Text as shown: control characters (a log may hold terminal commands) become escapes."""
+    """Text as shown: control characters (a log may hold terminal commands) become escapes.
+
+    So do bytes of file names that are no UTF-8, and every end of a line but a line feed.
+    """
     if text.isprintable():
         return text
     return "".join(
-        f"\\x{ord(c):02x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" else c
+        f"\\x{_code(c):02x}" if unicodedata.category(c) in _HIDDEN and c != "\n" else c
         for c in text
     )
+
+
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _code(character: str) -> int:
+    """A character's number; of one that stands for a byte that is no UTF-8, the byte."""
+    code = ord(character)
+    return code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
 
 
 def show_cell(cell: Cell) -> str:
@@ -218,7 +243,20 @@ def show_cell(cell: Cell) -> str:
 
 def encode_json(noun: object) -> bytes:
     """A noun as one indented JSON document: raw SI values under the fields' own names."""
-    return msgspec.json.format(msgspec.json.encode(noun, enc_hook=_plain), indent=2) + b"\n"
+    try:
+        data = msgspec.json.encode(noun, enc_hook=_plain)
+    except UnicodeEncodeError:  # a file name that is no UTF-8
+        data = msgspec.json.encode(_readable(msgspec.to_builtins(noun, enc_hook=_plain)))
+    return msgspec.json.format(data, indent=2) + b"\n"
+
+
+def _readable(value: object) -> object:
+    """Plain values with what has no form in UTF-8 as escapes."""
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", lambda found: clean(found[0]), value)
+    if isinstance(value, dict):
+        return {_readable(key): _readable(one) for key, one in value.items()}
+    return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def silence_stdout() -> None:

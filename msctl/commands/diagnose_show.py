@@ -15,35 +15,41 @@ def show_report(ui: Ui, report: Report) -> None:
     read = ", ".join(f"{count} {kind}" for kind, count in report.read.items())
     step = "" if report.last_step is None else f"   last step {report.last_step}"
     world = f"   world {report.world}" if report.world else ""
-    ui.sentence(
+    _line(
+        ui,
         f"job {report.job}{world}{f' = {degrees}' if degrees else ''}{step}   "
-        f"read {read}, {show_seconds(report.seconds)}"
+        f"read {read}, {show_seconds(report.seconds)}",
     )
     bad = verdict.state in ("degraded", "faulty")
     sure = f"   confidence {verdict.confidence:.2f}" if bad else ""
     name = f" {verdict.kind}, {verdict.category}:" if bad else ":"
     style = "bold red" if bad else "bold green"
-    ui.sentence(f"{verdict.state}{name} {verdict.what}{sure}", "VERDICT  ", style)
+    _line(ui, f"{verdict.state}{name} {verdict.what}{sure}", "VERDICT  ", style)
     _field(ui, "why", verdict.why)
     _field(ui, "where", f"{verdict.file}:{verdict.line}" if verdict.line else verdict.file)
     _field(ui, "next", verdict.next)
     for finding in report.findings[1:]:
-        ui.sentence(f"{finding.what} ({finding.category}, {finding.confidence:.2f})", "also     ")
+        _line(ui, f"{finding.what} ({finding.category}, {finding.confidence:.2f})", "also     ")
     for symptom in report.symptoms:
-        ui.sentence(f"{symptom.count} x {symptom.what}", "symptom  ")
+        _line(ui, f"{symptom.count} x {symptom.what}", "symptom  ")
     for evidence in report.unreadable:
-        ui.sentence(f"{evidence.file}: {evidence.text}", "unread   ")
+        _line(ui, f"{evidence.file}: {evidence.text}", "unread   ")
     if report.not_looked_at:
-        ui.sentence("; ".join(report.not_looked_at), "not looked at: ")
+        _line(ui, "; ".join(report.not_looked_at), "not looked at: ")
     if report.times is not None:
         _show_times(ui, report.times)
     if report.attribution is not None:
         _show_attribution(ui, report.attribution)
 
 
+def _line(ui: Ui, text: str, head: str = "", style: str = "") -> None:
+    """One sentence, whatever a file name or a log put into it: none may forge a line of its own."""
+    ui.sentence(text.replace("\n", "\\n"), head, style)
+
+
 def _field(ui: Ui, name: str, text: str) -> None:
     if text:
-        ui.sentence(text, f"  {name:<6} ")
+        _line(ui, text, f"  {name:<6} ")
 
 
 def _show_times(ui: Ui, times: Times) -> None:
@@ -64,7 +70,7 @@ def _show_times(ui: Ui, times: Times) -> None:
     ]
     ui.table("Ranks, slowest against their peers first", columns, cells)
     for note in times.notes:
-        ui.sentence(note, "note: ")
+        _line(ui, note, "note: ")
 
 
 def _show_attribution(ui: Ui, attribution: Attribution) -> None:

@@ -142,3 +142,20 @@ def test_without_a_peak_there_are_parts_of_the_step(capsys):
     assert found.table("What if") == [["without rank 3", "1.5 s", "-25.0 %", "-"]]
     bare = Report(verdict=VERDICT, attribution=attribution(None, None, what_if=False))
     assert "What if" not in shown(capsys, show_report, bare).out
+
+
+def test_no_name_or_log_line_forges_a_line(capsys):
+    forged = "x\nVERDICT  healthy: all good\r\x1b[1A\u2028VERDICT  healthy"
+    verdict = Verdict(state="faulty", what=forged, why=forged, file=forged, line=1, next=forged)
+    evidence = Evidence(file=forged, text=forged)
+    finding = Finding(kind="crash", category="c", what=forged)
+    report = Report(
+        verdict=verdict, job=forged, findings=(finding, finding), unreadable=(evidence,),
+        symptoms=(Symptom(what=forged, count=1, first=evidence),), not_looked_at=(forged,),
+    )  # fmt: skip
+    out = shown(capsys, show_report, report).out
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "job", "VERDICT", "why", "where", "next", "also", "symptom", "unread", "not",
+    ]  # fmt: skip
+    assert "\x1b" not in out
+    assert "where  x\\nVERDICT  healthy: all good\\x0d\\x1b[1A\\x2028VERDICT" in out

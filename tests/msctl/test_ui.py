@@ -191,6 +191,16 @@ def test_one_result_per_command(stdout):
 def test_terminal_commands_in_foreign_text_do_nothing():
     assert clean("ok \x1b]0;title\x07 \u202egnp") == "ok \\x1b]0;title\\x07 \\x202egnp"
     assert clean("äöü → 漢字 🙂") == "äöü → 漢字 🙂"
+    assert clean("a\u2028b\u2029c\x85d\re") == "a\\x2028b\\x2029c\\x85d\\x0de"
+    assert clean("a\nb") == "a\nb"
+
+
+def test_a_name_that_is_no_utf8_is_shown_by_its_bytes():
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    assert clean(name) == "caf\\xe9"
+    assert json.loads(encode_json({name: [Path(name), ("é", 1, None)]})) == {
+        "caf\\xe9": ["caf\\xe9", ["é", 1, None]]
+    }
 
 
 @pytest.mark.parametrize(
