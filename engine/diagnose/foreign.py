@@ -5,6 +5,7 @@ there is listed as not looked at, and what cannot be read is named with its reas
 still analysed. A detector with much to load (rule tables, numpy) is imported with its first input.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -273,7 +274,8 @@ def _tells_enough(gathered: Gathered) -> bool:
 
 
 def _name(inputs: Inputs) -> str:
-    place = next(p for p in inputs if p is not None)
+    named = next(p for p in inputs if p is not None)
+    place = Path(os.path.abspath(named))  # `logs` or `..` in the job's folder are no name
     return place.name if place.name not in ("logs", "log", "fr", "traces") else place.parent.name
 
 

@@ -270,3 +270,13 @@ def test_a_file_in_place_of_a_job_folder_is_told_how_to_be_named(tmp_path):
     with pytest.raises(TraceError) as caught:
         inputs_of(tmp_path / "rank_0.log")
     assert "--logs" in caught.value.remedy
+
+
+@pytest.mark.parametrize("place", ["logs", "./logs", "sub/../logs", "../job/logs"])
+def test_a_job_has_the_name_of_its_folder_wherever_one_stands(place, tmp_path, monkeypatch):
+    for name in ("logs", "sub"):
+        (tmp_path / "job" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "job")
+    assert diagnose_foreign(Inputs(logs=Path(place))).job == "job"
+    monkeypatch.chdir(tmp_path / "job" / "sub")
+    assert diagnose_foreign(inputs_of(Path(".."))).job == "job"
