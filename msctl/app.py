@@ -19,7 +19,7 @@ from engine.errors import EngineError, MissingError, RunFailed
 from engine.spec.problem import Problem
 from msctl import __version__
 from msctl.flags import CONTEXT, Flags, JsonFlag, QuietFlag, VerboseFlag, help_if_bare
-from msctl.ui import print_error
+from msctl.ui import AfterAnswer, print_error
 
 
 class ExitCode(IntEnum):
@@ -75,8 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         ended = build_app(given)(given, prog_name="msctl", standalone_mode=False)
         return int(ended) if isinstance(ended, int) else ExitCode.DONE
+    except AfterAnswer as late:
+        as_json = False
+        code, kind, problems = _told(late.error)
     except EngineError as error:
-        code, kind, problems = exit_code_of(error), _kind_of(error), _problems_of(error)
+        code, kind, problems = _told(error)
     except _USAGE_ERROR as error:
         code, kind, problems = ExitCode.USAGE, "UsageError", [_usage(error)]
     except (KeyboardInterrupt, typer.Abort):
@@ -88,6 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, kind, problems = ExitCode.BUG, "Bug", [_bug(error)]
     print_error(kind, problems, json=as_json, code=code)
     return code
+
+
+def _told(error: EngineError) -> tuple[ExitCode, str, list[Problem]]:
+    return exit_code_of(error), _kind_of(error), _problems_of(error)
 
 
 def exit_code_of(error: EngineError) -> ExitCode:

@@ -19,8 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from engine import log
+from engine.errors import EngineError
 from engine.spec.base import Noun
-from msctl.ui import Ui
+from msctl.ui import AfterAnswer, Ui
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document with SI units.")]
 QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
@@ -87,6 +88,14 @@ def command_flags(command: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             ui.close()
             raise
+        except typer.BadParameter as error:  # whose help to name
+            error.ctx = error.ctx or ctx
+            raise
+        except EngineError as error:  # only marked here; `app.py` tells it
+            if not ui.stands:
+                raise
+            ui.close()
+            raise AfterAnswer(error) from error
         except KeyboardInterrupt:  # typer would turn it into a silent exit
             raise typer.Abort from None
         ui.close()

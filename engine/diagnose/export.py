@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from engine.diagnose.finding import Report
+from engine.errors import MissingError
 
 _STATES = ("healthy", "degraded", "faulty", "unknown")
 
@@ -16,8 +17,28 @@ def write_findings(report: Report, path: Path) -> int:
         {"id": f"{report.job}-{number}", "order": number, **msgspec.to_builtins(finding)}
         for number, finding in enumerate(report.findings)
     ]
-    path.write_bytes(encoder.encode_lines(rows))
+    put(path, encoder.encode_lines(rows))
     return len(rows)
+
+
+def write_metrics(report: Report, path: Path) -> None:
+    """Write `open_metrics` of a report."""
+    put(path, open_metrics(report).encode())
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file; MissingError if it cannot be."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise unwritten(path, error) from None
+
+
+def unwritten(path: Path, error: OSError) -> MissingError:
+    """Why a file was not written, and what to do."""
+    return MissingError(
+        f"{path} cannot be written: {error.strerror}", remedy="give a file in a folder of yours"
+    )
 
 
 def open_metrics(report: Report) -> str:

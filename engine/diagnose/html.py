@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.diagnose.export import put
 from engine.diagnose.finding import Report
 from engine.diagnose.load import Spans
 from engine.diagnose.picture import picture_of
@@ -21,7 +22,7 @@ def write_html(report: Report, path: Path, spans: Spans | None = None) -> int:
     # the report last: a log line in it may hold any text, also that of a place in the page
     text = page.replace("{{picture}}", _embedded(picture)).replace("{{report}}", _embedded(report))
     data = text.encode()
-    path.write_bytes(data)
+    put(path, data)
     return len(data)
 
 

@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from engine.diagnose.align import align
+from engine.diagnose.export import unwritten
 from engine.diagnose.load import Line, decode_lines, whole
 from engine.diagnose.perfetto import PerfettoWriter
 from engine.errors import TraceError
@@ -86,11 +87,12 @@ def write_timeline(
     begin = min(line.t_ns + clocks.shift_ns[r] for r, ls in lines.items() for line in ls)
     shift = {rank: clocks.shift_ns[rank] - begin for rank in lines}
     arrows = list(_arrows(lines, layout))
-    with out.open("wb") as file:
-        if small:
-            _write_perfetto(file, lines, shift, arrows, layout)
-        else:
-            _write_json(file, lines, shift, arrows, layout)
+    try:
+        with out.open("wb") as file:
+            write = _write_perfetto if small else _write_json
+            write(file, lines, shift, arrows, layout)
+    except OSError as error:
+        raise unwritten(out, error) from None
     slices = sum(map(len, lines.values()))
     return Written(
         str(out), len(lines), steps, slices, len(arrows), clocks.residual_ns, clocks.unreached

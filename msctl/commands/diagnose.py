@@ -57,7 +57,7 @@ def diagnose(
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option("--step", help="Step of the timeline (default the last)."),
+        typer.Option("--step", help="Step of the timeline (default the one before the last)."),
     ] = None,
     html: Annotated[Path | None, _place("--html", "Write the report as one page here.")] = None,
     metrics: Annotated[Path | None, _place("--metrics", "Write OpenMetrics text here.")] = None,
@@ -76,8 +76,8 @@ def diagnose(
     - `msctl diagnose --job last --heatmap --html report.html`
     - `msctl diagnose --logs logs --fr dumps --dmesg dmesg.log`
     """
-    from engine.diagnose.foreign import Inputs
-    from engine.diagnose.jobs import find_run
+    from engine.diagnose.foreign import Inputs, inputs_of
+    from engine.diagnose.jobs import find_run, is_run
 
     inputs = Inputs(logs, fr, traces, heartbeats, dmesg, stacks, ras, segments, traffic)
     if sum((run is not None, job is not None, any(inputs))) != 1:
@@ -86,29 +86,59 @@ def diagnose(
             remedy="name a run folder, or --job last, or --logs DIR",
         )
     folder = find_run(job, runs) if job is not None else run
-    report, spans = _diagnosed(ui, folder, inputs, last)
-    ui.result(report, show_report)
-    if heatmap:
-        _draw(ui, spans)
+    ours = folder is not None and is_run(folder)
+    given = inputs if folder is None or ours else inputs_of(folder)
+    _refuse_without_effect(ours, timeline, step, last)
+    report, spans = _diagnosed(ui, folder if ours else None, given, last)
+    ui.result(report, show_report, stands=True)
+    _write(ui, report, spans, html, metrics, findings)
     if timeline is not None and folder is not None:
         _timeline(ui, folder, timeline, spans, step)
-    _write(ui, report, spans, html, metrics, findings)
+    if heatmap:
+        _draw(ui, spans)
     ui.exit(report.verdict.state in ("degraded", "faulty"))
     if report.verdict.state == "unknown":
         raise typer.Exit(_NOT_READ)  # "nothing wrong" would be read out of a 0
 
 
+def _refuse_without_effect(
+    ours: bool, timeline: Path | None, step: int | None, last: int | None
+) -> None:
+    """Options that this job or the other options leave without effect are wrong."""
+    given = {"--timeline": timeline, "--step": step, "--last": last}
+    for option, value in given.items():
+        if value is not None and not ours:
+            raise typer.BadParameter(
+                "it works on the events of a run of msctl, and this job is none; leave it out",
+                param_hint=option,
+            )
+    if step is not None and timeline is None:
+        raise typer.BadParameter(
+            "it is the step of a timeline; name its file with --timeline", param_hint="--step"
+        )
+    if timeline is not None:
+        from engine.diagnose.timeline import PERFETTO_SUFFIXES
+
+        if timeline.suffix not in (".json", *PERFETTO_SUFFIXES):
+            raise typer.BadParameter(
+                f"{timeline} ends neither with .json (Chrome) nor with .pftrace (Perfetto)",
+                param_hint="--timeline",
+            )
+
+
 def _diagnosed(
-    ui: Ui, folder: Path | None, inputs: "Inputs", last: int | None
+    ui: Ui, run: Path | None, inputs: "Inputs", last: int | None
 ) -> "tuple[Report, Spans | None]":
     """The report of a run of ours, or of a foreign job with a bar while its logs are read."""
-    from engine.diagnose.foreign import diagnose_foreign, inputs_of
-    from engine.diagnose.jobs import is_run
+    from engine.diagnose.foreign import diagnose_foreign
+    from engine.diagnose.readable import readable
 
-    if folder is not None and is_run(folder):
+    if run is not None:
         from engine.diagnose.run import diagnose_spans
 
-        return diagnose_spans(folder, last=last)
+        named = run if run.name not in ("", "..") else run.resolve()
+        report, spans = diagnose_spans(named, last=last)
+        return readable(report), spans
     with ui.progress("reading", 1.0) as advance:
         done = 0.0
 
@@ -117,8 +147,7 @@ def _diagnosed(
             advance(share - done)
             done = share
 
-        given = inputs_of(folder) if folder is not None else inputs
-        return diagnose_foreign(given, on_progress=on_progress), None
+        return readable(diagnose_foreign(inputs, on_progress=on_progress)), None
 
 
 def _draw(ui: Ui, spans: "Spans | None") -> None:
@@ -171,7 +200,7 @@ def _write(
     findings: Path | None,
 ) -> None:
     """The report in the forms that were asked for."""
-    from engine.diagnose.export import open_metrics, write_findings
+    from engine.diagnose.export import write_findings, write_metrics
 
     if html is not None:
         from engine.diagnose.html import write_html
@@ -179,7 +208,7 @@ def _write(
         write_html(report, html, spans)
         ui.note(f"wrote {html}")
     if metrics is not None:
-        metrics.write_text(open_metrics(report), encoding="utf-8")
+        write_metrics(report, metrics)
         ui.note(f"wrote {metrics}")
     if findings is not None:
         count = write_findings(report, findings)

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -54,3 +55,80 @@ def test_a_job_is_found_by_id_prefix_and_last(runs, capsys, job):
 def test_what_cannot_be_read_ends_with_3_and_a_remedy(arguments, capsys):
     assert main(arguments) == 3
     assert "hint:" in capsys.readouterr().err
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """A foreign job whose rank 0 failed."""
+    (tmp_path / "job" / "logs").mkdir(parents=True)
+    (tmp_path / "job" / "logs" / "rank_0.log").write_text("KeyError: 'labels'\n")
+    return tmp_path / "job" / "logs"
+
+
+@pytest.mark.parametrize("option", ["--html", "--metrics", "--findings", "--timeline"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_file_that_cannot_be_written_costs_no_verdict(runs, capsys, option, as_json):
+    more = ["--json"] if as_json else []
+    target = runs / "nowhere" / "file.json"
+    assert main(["diagnose", str(runs / "b-slow"), option, str(target), *more]) == 5
+    found = capsys.readouterr()
+    assert f"error: {target} cannot be written" in found.err
+    if as_json:
+        assert json.loads(found.out)["verdict"]["ranks"] == [6]
+    else:
+        assert "VERDICT  degraded" in found.out
+
+
+def test_a_heat_map_that_a_foreign_job_has_not_costs_no_verdict_and_no_file(logs, capsys):
+    page = logs.parent / "r.html"
+    given = ["diagnose", "--logs", str(logs), "--heatmap", "--json", "--html", str(page)]
+    assert main(given) == 3
+    found = capsys.readouterr()
+    assert json.loads(found.out)["verdict"]["category"] == "code_error"
+    assert "error: --heatmap needs the events of a run" in found.err
+    assert page.exists()
+
+
+@pytest.mark.parametrize(
+    "more", [["--timeline", "t.json"], ["--step", "3"], ["--last", "5"], ["--step", "3", "--json"]]
+)
+def test_what_has_no_effect_on_a_foreign_job_is_a_usage_error(logs, capsys, more):
+    for place in (["--logs", str(logs)], [str(logs.parent)]):
+        assert main(["diagnose", *place, *more]) == 2
+        found = capsys.readouterr()
+        assert f"{more[0]}: it works on the events of a run of msctl" in found.out + found.err
+        assert "`msctl diagnose --help`" in found.out + found.err
+
+
+def test_a_timeline_of_an_unknown_form_and_a_step_without_one_are_usage_errors(runs, capsys):
+    run = str(runs / "a-healthy")
+    assert main(["diagnose", run, "--timeline", str(runs / "t.foo")]) == 2
+    message = capsys.readouterr().err
+    assert ".json" in message and ".pftrace" in message  # noqa: PT018 - both are one fact
+    assert not (runs / "t.foo").exists()
+    assert main(["diagnose", run, "--step", "3"]) == 2
+    assert "--timeline" in capsys.readouterr().err
+
+
+def test_a_run_and_a_job_have_the_name_of_the_folder_one_stands_in(runs, logs, monkeypatch, capsys):
+    monkeypatch.chdir(runs / "a-healthy")
+    assert main(["diagnose", ".", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"] == "a-healthy"
+    monkeypatch.chdir(logs)
+    assert main(["diagnose", "..", "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["job"] == "job"
+
+
+def test_names_that_are_no_utf8_reach_every_form(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"r\xe9_rank_5.log")).write_text("KeyError: 'labels'\n")
+    files = {name: tmp_path / name for name in ("html", "metrics", "findings")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert main(["diagnose", str(folder), "--json", *options]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert report["job"] == "caf\\xe9"
+    assert report["verdict"]["file"].endswith("caf\\xe9/r\\xe9_rank_5.log")
+    assert all(path.stat().st_size for path in files.values())
+    assert main(["diagnose", str(folder) + "x", "--json"]) == 3
+    assert "caf\\xe9x" in json.loads(capsys.readouterr().out)["error"]["what"]

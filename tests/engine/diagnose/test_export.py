@@ -3,8 +3,12 @@
 import json
 import re
 
-from engine.diagnose.export import open_metrics, write_findings
+import pytest
+
+from engine.diagnose.export import open_metrics, write_findings, write_metrics
 from engine.diagnose.finding import Attribution, Finding, Report, Times, TimeShare, Verdict
+from engine.diagnose.html import write_html
+from engine.errors import MissingError
 
 SLOW = Finding(kind="straggler", category="perf_straggler", what="w", ranks=(5, 6), cost=0.125)
 GC = Finding(kind="perf", category="perf_gc", what='a "quoted"\nline', cost=0.25)
@@ -99,3 +103,16 @@ def test_findings_are_lines_in_causal_order(tmp_path):
     assert (second["id"], second["order"], second["ranks"]) == ("run-1-1", 1, [5, 6])
     assert write_findings(report(), path) == 0
     assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("write", [write_findings, write_metrics, write_html])
+def test_a_file_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, write):
+    for path in (tmp_path, tmp_path / "nowhere" / "file"):
+        with pytest.raises(MissingError, match="cannot be written: ") as caught:
+            write(report(), path)
+        assert caught.value.what.startswith(str(path))
+
+
+def test_metrics_are_written_as_told(tmp_path):
+    write_metrics(report(), tmp_path / "m.prom")
+    assert (tmp_path / "m.prom").read_text() == open_metrics(report())

@@ -7,7 +7,7 @@ import pytest
 from engine.diagnose import timeline
 from engine.diagnose.load import Line
 from engine.diagnose.timeline import _arrows, lanes_of, write_timeline
-from engine.errors import TraceError
+from engine.errors import MissingError, TraceError
 from engine.spec.layout import ParallelLayout
 
 LAYOUT = ParallelLayout(pp=2)
@@ -164,3 +164,9 @@ def test_files_that_the_report_names_as_unreadable_cost_only_their_ranks(tmp_pat
     (events / "rank-00007.jsonl").write_text((events / "rank-00000.jsonl").read_text())
     made = write_timeline(tmp_path, tmp_path / "t.json", LAYOUT, steps=(1, 1))
     assert made.ranks == 1
+
+
+@pytest.mark.parametrize("name", ["nowhere/t.json", "nowhere/t.pftrace", "events"])
+def test_a_timeline_that_cannot_be_written_is_an_error(tmp_path, name):
+    with pytest.raises(MissingError, match="cannot be written: "):
+        write_timeline(run(tmp_path), tmp_path / name, LAYOUT, steps=(1, 1))
