@@ -8,6 +8,9 @@ import math
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _SECONDS = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"))
+_SPANS = (
+    *_SECONDS, (3600.0, 1 / 60, "min"), (86400.0, 1 / 3600, "h"), (math.inf, 1 / 86400, "days"),
+)  # fmt: skip
 
 
 def show_bytes(value: float) -> str:
@@ -32,6 +35,16 @@ def show_seconds(value: float) -> str:
     if value < 86400:
         return f"{value // 3600:.0f} h {value % 3600 // 60:02.0f} min"
     return f"{value / 86400:.1f} days"
+
+
+def show_span(low: float, high: float) -> str:
+    """Two durations in one unit, the one that reads best between them: `6.10-6.79 s`."""
+    middle = (low + high) / 2.0
+    if not math.isfinite(middle):
+        return f"{low}-{high}"
+    scale, unit = next((s, u) for limit, s, u in _SPANS if middle < limit)
+    digits = 0 if unit in ("ns", "us", "ms") else 2
+    return f"{low * scale:.{digits}f}-{high * scale:.{digits}f} {unit}"
 
 
 def show_count(value: float, unit: str = "") -> str:

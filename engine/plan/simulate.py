@@ -78,7 +78,8 @@ def step_of(job: Job, layout: PlanLayout, prices: Price, pipeline_s: float | Non
         busy_s=busy,
         bubble=max(0.0, bare / busy - 1.0),
         exposed_tp_s=m * layout.vpp * prices.tp_s,
-        exposed_pp_s=max(0.0, whole - bare - dp_pipeline),
+        # without a pipeline the difference is what adding up in another order leaves
+        exposed_pp_s=max(0.0, whole - bare - dp_pipeline) if layout.pp > 1 else 0.0,
         exposed_dp_s=dp_pipeline + prices.tail_dp_s + m * layout.vpp * prices.micro_dp_s,
         price=prices,
     )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from engine.units import show_bytes, show_count, show_ratio, show_seconds
+from engine.units import show_bytes, show_count, show_ratio, show_seconds, show_span
 from msctl.ui import Ui
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _row(rank: int, candidate: "Candidate") -> tuple[str | int, ...]:
     return (
         rank, layout.tp, layout.pp, layout.vpp, layout.dp, layout.micro_batch, layout.schedule,
         layout.recompute, show_seconds(candidate.step_s),
-        f"{candidate.step_p10_s:.2f}-{candidate.step_p90_s:.2f} s",
+        show_span(candidate.step_p10_s, candidate.step_p90_s),
         show_ratio(candidate.mfu), show_ratio(candidate.bubble), show_seconds(exposed.tp),
         show_seconds(exposed.pp), show_seconds(exposed.dp), show_bytes(candidate.memory_bytes),
     )  # fmt: skip

@@ -24,6 +24,16 @@ def test_seconds(value, text):
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(6.1, 6.79, "6.10-6.79 s"), (0.131, 0.179, "131-179 ms"), (150, 210, "2.50-3.50 min"),
+     (5400, 9000, "1.50-2.50 h"), (16382461.71, 22650905.62, "189.61-262.16 days"),
+     (100.0, 139.0, "100.00-139.00 s"), (1.0, float("inf"), "1.0-inf")],
+)  # fmt: skip
+def test_a_span_has_one_unit(low, high, text):
+    assert units.show_span(low, high) == text
+
+
+@pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
         (12, "", "12"),

@@ -1,5 +1,7 @@
 """What `msctl plan` prints of each answer."""
 
+import msgspec
+
 from engine.job.simulate import Months
 from engine.plan.adapt import Adapted, Constant
 from engine.plan.exhaust import Exhausted
@@ -67,6 +69,13 @@ def test_candidates_are_ranked_with_what_they_assume(capsys):
     assert "assumed: a\nassumed: b\n" in found.err
     assert found.err.endswith("40 layouts bounded, 5 simulated; refused: 7 memory; 2 heads\n")
     assert report().convention in found.err
+
+
+def test_a_long_step_and_its_interval_have_one_unit(capsys):
+    slow = msgspec.structs.replace(candidate(19267200.0), step_p10_s=16382461.71,
+                                   step_p90_s=22650905.62)  # fmt: skip
+    found = shown(capsys, plan_show.show_report, report(candidates=(slow,)))
+    assert found.rows[1][8:10] == ["223.0 days", "189.61-262.16 days"]
 
 
 def test_no_layout_says_why(capsys):

@@ -73,6 +73,14 @@ def test_predicted_waits_and_work_fill_the_compute_lane_of_a_rank():
         assert all(e.attrs["on"] for e in lane if e.name == "wait")
 
 
+@pytest.mark.parametrize(("model", "gpus", "dp"), [("13b", 64, 8), ("175b", 512, 64)])
+def test_without_a_pipeline_none_of_its_communication_is_exposed(model, gpus, dp):
+    for micro in (1, 2, 4):
+        layout = PlanLayout(tp=8, dp=dp, micro_batch=micro)
+        step = simulate.simulate_step(job(model, gpus=gpus, batch=6144), layout)
+        assert step.exposed_pp_s == 0.0
+
+
 def test_exposed_parts_are_within_the_step():
     step = simulate.simulate_step(job("175b", gpus=12288, batch=6144),
                                   PlanLayout(tp=8, pp=8, vpp=6, dp=192))  # fmt: skip
