@@ -20,8 +20,12 @@ _SHOWN = 60
 N = TypeVar("N", bound=Noun)
 
 
-def convert_section(noun: type[N], table: Any, prefix: str = "") -> tuple[N, list[Problem]]:
+def convert_section(
+    noun: type[N], table: Any, prefix: str = "", *, file: str = "a recipe"
+) -> tuple[N, list[Problem]]:
     """A noun made of a table, and every problem; `prefix` is the section's name (empty: the file).
+
+    `file` says what the whole file is.
 
     With problems the noun holds stand-ins: it serves to check the other keys, not to run.
     """
@@ -38,7 +42,7 @@ def convert_section(noun: type[N], table: Any, prefix: str = "") -> tuple[N, lis
         if key not in noun.__struct_fields__:
             close = nearest(key, list(noun.__struct_fields__))
             meant.add(close)
-            problems.append(_unknown(key, close, noun.__struct_fields__, prefix))
+            problems.append(_unknown(key, close, noun.__struct_fields__, prefix, file))
     for field in fields:
         key = f"{prefix}.{field.name}" if prefix else field.name
         inner = noun_of(field.type)
@@ -162,9 +166,11 @@ def _words(info: Any) -> str:
     return "true or false" if isinstance(info, inspect.BoolType) else str(info)
 
 
-def _unknown(key: str, close: str | None, known: tuple[str, ...], prefix: str) -> Problem:
+def _unknown(
+    key: str, close: str | None, known: tuple[str, ...], prefix: str, file: str
+) -> Problem:
     full = f"{prefix}.{key}" if prefix else key
-    place = f"[{prefix}]" if prefix else "a recipe"
+    place = f"[{prefix}]" if prefix else file
     listed = ", ".join(known)
     involved = (full, f"{prefix}.{close}" if prefix else close) if close else (full,)
     return Problem(

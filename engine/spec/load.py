@@ -80,7 +80,7 @@ def load_cluster(name_or_path: str | Path) -> ClusterSpec:
     document = read_toml(Path(name))
     data = copy.deepcopy(document.data)
     problems = _expand(data, _cluster_presets(), "")
-    cluster, wrong = convert_section(ClusterSpec, data)
+    cluster, wrong = convert_section(ClusterSpec, data, file="a cluster file")
     problems += wrong or list(check_cluster(cluster))
     _report(problems, document, frozenset())
     return cluster

@@ -176,6 +176,7 @@ def test_a_cluster_file_may_start_from_a_preset(write):
 @pytest.mark.parametrize(
     ("text", "what"),
     [('preset = "a100"\n', 'preset = "a100" is not a preset'), ("nodes = 0\n", "nodes = 0 is not"),
+     ('preset = "a100-nvl8"\nseed = 1\n', "seed is not a key of a cluster file"),
      ('preset = "a100-nvl8"\n[device]\nsustained = 2\n', "device.sustained = 2 is not a share")],
 )  # fmt: skip
 def test_a_wrong_cluster_file(write, text, what):
