@@ -21,6 +21,7 @@ from engine.plan.report import PlanReport
 from engine.plan.runs import on_machine
 from engine.plan.search import Space, divisors, search
 from engine.plan.setup import RECOMPUTE, SCHEDULES, Job, PlanLayout
+from engine.spec.check_run import MOST_DEVICES
 from engine.spec.cluster import ClusterSpec
 from engine.spec.load import load_cluster
 from engine.spec.model import ModelSpec
@@ -96,7 +97,7 @@ def prepare(request: Request) -> Prepared:
         changes["seq"] = str(request.seq)
     if changes:
         model = _changed(model, changes)
-    gpus = request.gpus or _recipe_gpus(source)
+    gpus = _gpus(request, source)
     cluster = _cluster(request, source, notes)
     if not gpus:
         gpus = cluster.world_size
@@ -160,8 +161,14 @@ def _round_batch(batch: int, gpus: int) -> int:
     return max(1, round(batch / target)) * target
 
 
-def _recipe_gpus(source: Source) -> int:
-    return source.recipe.layout.world_size if source.recipe is not None else 0
+def _gpus(request: Request, source: Source) -> int:
+    """Devices as asked for or as the recipe's layout has them; 0 = neither says."""
+    if request.gpus > MOST_DEVICES:
+        raise RecipeError(
+            f"--gpus {request.gpus} is beyond the limit of {MOST_DEVICES} devices",
+            remedy=f"give --gpus of at most {MOST_DEVICES}",
+        )
+    return request.gpus or (source.recipe.layout.world_size if source.recipe is not None else 0)
 
 
 def _changed(model: ModelSpec, changes: dict[str, str]) -> ModelSpec:

@@ -8,7 +8,8 @@ from engine.spec.keys import Keys, problem
 from engine.spec.problem import Problem
 
 _BYTES_VOCAB = 256
-_MOST_DEVICES = 1 << 22
+MOST_DEVICES = 1 << 22
+"""That a cluster may have; beyond it, laying out a run would exhaust this machine."""
 
 
 def texts(keys: Keys) -> Iterator[Problem]:
@@ -195,10 +196,10 @@ def check_cluster(machines: ClusterSpec, *, prefix: str = "") -> Iterator[Proble
             what=f"{share} = {machines.device.sustained:g} is not a share above 0 and up to 1",
             remedy=f"set {share} to e.g. 0.8",
         )
-    if machines.world_size > _MOST_DEVICES:
+    if machines.world_size > MOST_DEVICES:
         yield problem(
             f"{prefix}nodes",
             what=f"{prefix}nodes * gpus_per_node = {machines.world_size} devices is beyond the "
-            f"limit of {_MOST_DEVICES}",
+            f"limit of {MOST_DEVICES}",
             remedy=f"set {prefix}nodes to the number of machines",
         )

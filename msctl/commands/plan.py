@@ -1,5 +1,6 @@
 """`msctl plan`: the layout to use, the MFU to expect, the error bar to trust, and why."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from engine.plan.request import Request
 
 
+def _finite(value: float) -> float:
+    """As it is; typer's own lower limit lets `nan` and `inf` through."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 @command_flags
 def plan(
     ui: Ui,
@@ -26,14 +34,21 @@ def plan(
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8; default bf16.")] = "",
     system: Annotated[str, typer.Option(help="Training system whose overheads apply.")] = "msctl",
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1, max=1000)] = 8,
-    tokens: Annotated[float, typer.Option(help="Token budget: days, hours, money.", min=0)] = 0.0,
-    price: Annotated[float, typer.Option(help="Money for one GPU-hour.", min=0)] = 2.0,
+    tokens: Annotated[
+        float, typer.Option(help="Token budget: days, hours, money.", min=0, callback=_finite)
+    ] = 0.0,
+    price: Annotated[
+        float, typer.Option(help="Money for one GPU-hour.", min=0, callback=_finite)
+    ] = 2.0,
     explain: Annotated[bool, typer.Option("--explain", help="Waterfall, sensitivity.")] = False,
     schedule: Annotated[bool, typer.Option("--schedule", help="Order of work as text.")] = False,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Every combination.")] = False,
     goodput: Annotated[bool, typer.Option("--goodput", help="Failures and checkpoints.")] = False,
     days: Annotated[
-        float, typer.Option(help="With --goodput: simulate so many days of faults.", min=0)
+        float,
+        typer.Option(
+            help="With --goodput: simulate so many days of faults.", min=0, callback=_finite
+        ),
     ] = 0.0,
     emit: Annotated[str, typer.Option(help="recipe, megatron, torchtitan or sbatch.")] = "",
     trace: Annotated[Path | None, typer.Option(help="Write predicted events here.")] = None,

@@ -83,6 +83,20 @@ def test_wrong_input_ends_with_3_and_a_hint(msctl, words, says):
     assert "hint: " in ended.err
 
 
+@pytest.mark.parametrize("option", ["--tokens", "--price", "--days"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_a_number_that_is_none_is_a_wrong_command_line(msctl, option, value):
+    ended = msctl("plan", *HEAD, f"{option}={value}")
+    assert ended.code == 2
+    assert option in ended.err
+
+
+def test_more_devices_than_a_recipe_may_have_are_refused(msctl):
+    ended = msctl("plan", "--model", "13b", "--gpus", "4194305")
+    assert ended.code == 3
+    assert "--gpus 4194305 is beyond the limit of 4194304 devices" in ended.err
+
+
 @pytest.mark.multi
 def test_the_whole_process_imports_no_torch():
     code = (
