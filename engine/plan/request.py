@@ -104,7 +104,7 @@ def prepare(request: Request) -> Prepared:
         notes.append(f"{gpus} devices (all of cluster {cluster.name})")
     nodes = math.ceil(gpus / cluster.gpus_per_node)
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
-    precision = _precision(request, cluster, notes)
+    precision = _precision(request, source, cluster, notes)
     batch = _batch(request, source, model.seq, gpus, notes)
     system = profile(request.system)
     generation = cluster.device.peak_flops_per_s.get("bf16", 0.0)
@@ -115,7 +115,8 @@ def prepare(request: Request) -> Prepared:
         physics=fitted().physics, speed=fitted().speed_of(cluster.device.name, precision),
     )  # fmt: skip
     job = on_machine(job)
-    return Prepared(job, gpus, _space(sets, job), tuple(notes))
+    space = _held(_space_of(job, source), sets, job)
+    return Prepared(job, gpus, space, tuple(notes))
 
 
 def _cluster(request: Request, source: Source, notes: list[str]) -> ClusterSpec:
@@ -127,15 +128,19 @@ def _cluster(request: Request, source: Source, notes: list[str]) -> ClusterSpec:
     return CLUSTERS["a100-nvl8"]
 
 
-def _precision(request: Request, cluster: ClusterSpec, notes: list[str]) -> str:
-    wanted = request.precision
-    if not wanted:
+def _precision(request: Request, source: Source, cluster: ClusterSpec, notes: list[str]) -> str:
+    """As asked for, else as the recipe trains, else bf16."""
+    wanted, said = request.precision, f"--precision {request.precision}"
+    if not wanted and source.recipe is not None:
+        wanted = source.recipe.train.precision
+        said = f"train.precision = {wanted} of the recipe"
+    elif not wanted:
         wanted = "bf16"
         notes.append("precision bf16")
     if wanted not in cluster.device.peak_flops_per_s:
         raise RecipeError(
-            f"--precision {wanted}: {cluster.device.name} has no peak for it",
-            remedy=f"use one of {', '.join(cluster.device.peak_flops_per_s)}",
+            f"{said}: {cluster.device.name} has no peak for it",
+            remedy=f"use --precision with one of {', '.join(cluster.device.peak_flops_per_s)}",
         )
     return wanted
 
@@ -213,9 +218,17 @@ _OTHER_SETS = (
 )
 
 
-def _space(sets: dict[str, str], job: Job) -> Space:
-    """Free axes, except those set; a comma separates alternatives."""
+def _space_of(job: Job, source: Source) -> Space:
+    """What an ordinary search varies; the rest is as the recipe has it, if there is one."""
     space = Space(schedule=job.profile.schedules, recompute=job.recomputes)
+    if source.recipe is None:
+        return space
+    layout = source.recipe.layout
+    return space._replace(zero=(layout.zero,), sequence_parallel=(layout.sequence_parallel,))
+
+
+def _held(space: Space, sets: dict[str, str], job: Job) -> Space:
+    """The axes that are set hold; a comma separates alternatives."""
     for key, text in sets.items():
         name = "schedule" if key == "schedule.kind" else key.split(".", 1)[1]
         if key.startswith(("model.", "goodput.")):

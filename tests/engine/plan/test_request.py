@@ -2,6 +2,8 @@ import pytest
 
 from engine.errors import EngineError
 from engine.plan.request import Request, best_layout, make_goodput, make_plan, prepare
+from engine.spec.load import dump_cluster
+from engine.spec.presets import CLUSTERS
 
 
 def test_defaults_are_named_as_assumptions():
@@ -42,6 +44,33 @@ def test_wrong_words_are_named_with_a_remedy(changes, says):
         make_plan(Request(model="13b", gpus=64, **changes))
     assert says in caught.value.what
     assert caught.value.remedy
+
+
+def written(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n[model]\npreset = "small"\n[batch]\nglobal_batch = 8\n' + text)
+    return str(path)
+
+
+def test_a_recipe_s_own_precision_and_sharding_hold(tmp_path):
+    path = written(tmp_path, '[train]\nprecision = "fp64"\n'
+                   "[layout]\nzero = 0\nsequence_parallel = false\n")  # fmt: skip
+    ready = prepare(Request(model=path, gpus=8))
+    assert ready.job.precision == "fp64"
+    assert (ready.space.zero, ready.space.sequence_parallel) == ((0,), (False,))
+    assert "precision" not in " ".join(ready.assumptions)
+    assert prepare(Request(model=written(tmp_path, ""), gpus=8)).job.precision == "fp32"
+    assert prepare(Request(model=path, gpus=8, precision="bf16")).job.precision == "bf16"
+    held = prepare(Request(model=path, gpus=8, sets=("layout.zero=1,2",)))
+    assert held.space.zero == (1, 2)
+
+
+def test_a_recipe_s_precision_that_a_device_has_no_peak_for_is_named(tmp_path):
+    path = written(tmp_path, '[train]\nprecision = "fp64"\n')
+    lacking = tmp_path / "lacking.toml"
+    lacking.write_text(dump_cluster(CLUSTERS["a100-nvl8"]).replace("fp64 = ", "fp8 = "))
+    with pytest.raises(EngineError, match=r"train\.precision = fp64 of the recipe"):
+        prepare(Request(model=path, gpus=8, cluster=str(lacking)))
 
 
 def test_a_budget_is_days_hours_and_money():
