@@ -1,73 +1,91 @@
 """A planned layout in the words of the systems that run it.
 
 `recipe` is msctl's own TOML; `megatron` a command line for Megatron-LM's pretrain_gpt.py;
-`torchtitan` a TOML of its JobConfig (torchtitan 0.2); `sbatch` a job script around our own recipe.
+`torchtitan` a TOML of its JobConfig (torchtitan 0.2); `sbatch` a script that starts our own recipe.
 Field names are checked against the published packages (tests/engine/plan/peer_fields.json).
 """
 
 import msgspec
 
 from engine.errors import LayoutError
+from engine.plan.planned import TRAINED, obstacle, recipe, sbatch
 from engine.plan.setup import Job, PlanLayout
-from engine.spec.load import dump_recipe
-from engine.spec.recipe import BatchSpec, DataSpec, OverlapSpec, Recipe, ScheduleSpec, TrainSpec
+from engine.spec.recipe import Recipe
 from engine.spec.toml import dump_toml
 
 FORMATS = ("recipe", "megatron", "torchtitan", "sbatch")
-
-NEEDS: dict[str, tuple[str, ...]] = {
-    "megatron": ("schedule.kind=auto",),
-    "recipe": ("layout.ep=1",),
-    "sbatch": ("layout.ep=1",),
+OWN = ("recipe", "sbatch")
+"""Those that `msctl train` runs."""
+PRECISIONS: dict[str, tuple[str, ...]] = {
+    "recipe": TRAINED,
+    "sbatch": TRAINED,
+    "megatron": ("bf16", "fp16", "fp32"),
+    "torchtitan": ("bf16", "fp32"),
 }
-"""What the search holds fast so that a system can run the layout it finds."""
+"""What each text can say of precision."""
+TOKENS = 300e9
+"""Trained on where neither --tokens nor a recipe's steps say how long."""
 
 
-def emit(kind: str, job: Job, layout: PlanLayout, *, tokens: float = 300e9) -> str:
-    """The text for one system; LayoutError if it has no such axis."""
-    makers = {"recipe": recipe, "megatron": megatron, "torchtitan": torchtitan, "sbatch": sbatch}
-    if kind not in makers:
+def emit(
+    kind: str, job: Job, layout: PlanLayout, *, base: Recipe | None = None, tokens: float = 0.0
+) -> str:
+    """The text for one system, made of a recipe where there is one; tokens = 0: not given.
+
+    LayoutError if the system has no such axis or precision.
+    """
+    known_format(kind)
+    check_precision(kind, job.precision)
+    steps = steps_of(job, base, tokens)
+    if kind == "recipe":
+        return recipe(job, layout, steps, base)
+    if kind == "sbatch":
+        return sbatch(job, layout, steps, base)
+    return (megatron if kind == "megatron" else torchtitan)(job, layout, steps)
+
+
+def known_format(kind: str) -> None:
+    """LayoutError for a system that nothing can be written for."""
+    if kind not in FORMATS:
         raise LayoutError(
             f"there is nothing to emit for {kind!r}", remedy=f"use one of {', '.join(FORMATS)}"
         )
-    steps = max(1, round(tokens / (job.global_batch * job.model.seq)))
-    return makers[kind](job, layout, steps)
 
 
-def recipe(job: Job, layout: PlanLayout, steps: int) -> str:
-    """A recipe that `msctl train` takes; the data section is to be filled in."""
-    ours = layout.parallel()
-    if ours is None or job.experts is not None:
+def check_precision(kind: str, precision: str) -> None:
+    """LayoutError if the text would train in another precision than was planned."""
+    if precision not in PRECISIONS[kind]:
+        whose = "`msctl train` trains" if kind in OWN else f"--emit {kind} writes"
         raise LayoutError(
-            f"the engine runs no cp = {layout.cp}, ep = {layout.ep}, ZeRO-{layout.zero} or experts",
-            remedy="hold the axes with --set layout.cp=1 --set layout.ep=1 --set layout.zero=2",
+            f"precision {precision}: {whose} {', '.join(PRECISIONS[kind])} only",
+            remedy="use --precision bf16, or leave out --emit to plan without a text to run",
         )
-    made = Recipe(
-        name="planned",
-        model=job.model,
-        batch=BatchSpec(global_batch=job.global_batch, micro_batch=layout.micro_batch),
-        layout=ours,
-        schedule=ScheduleSpec(kind=layout.schedule),
-        overlap=OverlapSpec(
-            tp=job.profile.overlap_tp and layout.tp > 1,
-            pp=job.profile.overlap_pp,
-            dp=job.profile.overlap_dp,
-            tp_pieces=4 if job.profile.overlap_tp and layout.tp > 1 else 1,
-        ),
-        data=DataSpec(format="synthetic", source=()),
-        train=TrainSpec(steps=steps, precision="bf16", device="cuda", recompute=layout.recompute),
-        cluster=job.cluster,
-    )
-    return dump_recipe(made)
+
+
+def steps_of(job: Job, base: Recipe | None, tokens: float) -> int:
+    """Optimizer steps: of the tokens given, else the recipe's, else of `TOKENS`."""
+    if base is not None and not tokens:
+        return base.train.steps
+    return max(1, round((tokens or TOKENS) / (job.global_batch * job.model.seq)))
+
+
+def unfit(kind: str, job: Job, layout: PlanLayout, base: Recipe | None = None) -> str:
+    """Why a system cannot run a layout, in words; empty if it can."""
+    if kind in OWN:
+        return obstacle(job, layout, base)
+    if kind == "megatron" and layout.schedule != "auto":
+        return f"{layout.schedule} schedule"
+    return "ZeRO-3" if kind == "megatron" and layout.zero > 2 else ""
 
 
 def megatron(job: Job, layout: PlanLayout, steps: int) -> str:
     """Arguments of Megatron-LM, one a line; the reader adds data and tokeniser."""
     model = job.model
-    if layout.schedule != "auto":
+    lacking = unfit("megatron", job, layout)
+    if lacking:
         raise LayoutError(
-            f"Megatron-LM has no {layout.schedule} schedule",
-            remedy="hold it with --set schedule.kind=auto",
+            f"Megatron-LM has no {lacking}",
+            remedy="hold it with --set schedule.kind=auto --set layout.zero=1",
         )
     words: list[tuple[str, object]] = [
         ("num-layers", model.layers), ("hidden-size", model.hidden),
@@ -102,7 +120,8 @@ def megatron(job: Job, layout: PlanLayout, steps: int) -> str:
 def _megatron_flags(job: Job, layout: PlanLayout) -> list[str]:
     """Switches without a value."""
     model, profile = job.model, job.profile
-    flags = ["use-mcore-models", "bf16", "use-flash-attn"]
+    flags = ["use-mcore-models", "use-flash-attn"]
+    flags += [job.precision] if job.precision != "fp32" else []
     flags += ["swiglu"] if model.activation == "swiglu" else []
     flags += ["disable-bias-linear"] if not model.bias else []
     flags += ["untie-embeddings-and-output-weights"] if not model.tied else []
@@ -124,7 +143,8 @@ def torchtitan(job: Job, layout: PlanLayout, steps: int) -> str:
         "training": {
             "local_batch_size": per_replica if layout.pp > 1 else layout.micro_batch,
             "global_batch_size": job.global_batch, "seq_len": model.seq, "steps": steps,
-            "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
+            "mixed_precision_param": "bfloat16" if job.precision == "bf16" else "float32",
+            "mixed_precision_reduce": "float32",
         },
         "parallelism": {
             "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": layout.dp,
@@ -147,23 +167,6 @@ def _torch_schedule(layout: PlanLayout) -> str:
     if layout.schedule == "auto":
         return "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
     return {"gpipe": "GPipe", "zero-bubble": "InterleavedZeroBubble"}[layout.schedule]
-
-
-def sbatch(job: Job, layout: PlanLayout, steps: int) -> str:
-    """A Slurm script with one msctl driver a node; the recipe goes next to it as planned.toml."""
-    nodes = -(-layout.world_size // job.cluster.gpus_per_node)
-    hours = 24
-    return f"""#!/bin/bash
-#SBATCH --job-name=planned
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={job.cluster.gpus_per_node}
-#SBATCH --exclusive
-#SBATCH --time={hours}:00:00
-# {steps} steps of {job.global_batch} sequences; planned.toml: msctl plan ... --emit recipe
-set -euo pipefail
-srun msctl train planned.toml --run runs/planned --resume auto
-"""
 
 
 def layout_json(layout: PlanLayout) -> str:

@@ -15,12 +15,17 @@ from engine.plan.memory import fits, peak_memory
 from engine.plan.price import Price, price
 from engine.plan.report import Candidate
 from engine.plan.search import Space, broken_rules, candidate_of, divisors, enumerate_grid
-from engine.plan.setup import RECOMPUTE, Grid, Job
+from engine.plan.setup import RECOMPUTE, Grid, Job, PlanLayout
 from engine.plan.simulate import pipeline_of, step_of
 from engine.spec.base import Noun, doc
 
 _SLICE = 1 << 15
 """Layouts priced at once: arrays that stay in a core's cache."""
+
+
+_SWITCHES = ("overlap_tp", "overlap_pp", "overlap_dp", "fused")
+_KEPT = 8
+"""Layouts kept of each setting of the switches for one that is shown: so many may be equal."""
 
 
 class Exhausted(Noun, frozen=True, kw_only=True):
@@ -39,30 +44,30 @@ class _Entry(NamedTuple):
     place: int
 
 
-def exhaust(job: Job, gpus: int, *, top: int = 10) -> Exhausted:
-    """Enumerate, refuse, bound and simulate everything."""
-    grid = enumerate_grid(job, gpus, full_space(job))
+def exhaust(job: Job, gpus: int, space: Space | None = None, *, top: int = 10) -> Exhausted:
+    """Enumerate, refuse, bound and simulate everything, or all of a smaller space."""
+    grid = enumerate_grid(job, gpus, space or full_space(job))
     total = len(grid.tp)
     entries: list[_Entry] = []
     feasible = 0
     for fused in (False, True):  # the only switch that memory depends on
-        one = _switched(job, fused=fused)
+        one = switched(job, fused=fused)
         alive = np.concatenate([_feasible(one, part) for part in _parts(grid)])
         kept = grid.take(alive)
         for tp, pp, dp in product((False, True), repeat=3):
-            own = _switched(one, overlap_tp=tp, overlap_pp=pp, overlap_dp=dp)
+            own = switched(one, overlap_tp=tp, overlap_pp=pp, overlap_dp=dp)
             bounds = np.concatenate([_bounds(own, part) for part in _parts(kept)])
             feasible += len(bounds)
-            for index in np.argsort(bounds, kind="stable")[: 4 * top]:
+            for index in np.argsort(bounds, kind="stable")[: _KEPT * top]:
                 entries.append(_Entry(float(bounds[index]), own, kept, int(index)))
-    entries.sort(key=lambda e: e.bound_s)
-    found, simulated = _simulate(entries, top)
+    entries.sort(key=lambda e: (e.bound_s, len(_changed(job, e.job))))
+    found, simulated = _simulate(job, entries, top)
     return Exhausted(
         enumerated=total * 16, feasible=feasible, simulated=simulated, candidates=tuple(found)
     )
 
 
-def _switched(job: Job, **switches: bool) -> Job:
+def switched(job: Job, **switches: bool) -> Job:
     """The job with some switches of its system set."""
     profile = msgspec.structs.replace(job.profile, **switches)
     return msgspec.structs.replace(job, profile=profile)
@@ -97,24 +102,46 @@ def _bounds(job: Job, grid: Grid) -> "np.ndarray[tuple[int], np.dtype[np.float64
     return np.broadcast_to(price(job, grid).bound_s(job, grid), grid.tp.shape)
 
 
-def _simulate(entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
-    """The best by simulation, lowest bound first, until no bound can win."""
-    best: list[tuple[float, _Entry, Price, float]] = []
-    simulated = 0
+def _simulate(job: Job, entries: list[_Entry], top: int) -> tuple[list[Candidate], int]:
+    """The best by simulation, lowest bound first, until no bound can win.
+
+    A layout counts once, with the switches that serve it best: its own system's if others do
+    nothing for it.
+    """
+    best: dict[PlanLayout, tuple[float, int, _Entry, Price, float]] = {}
+    simulated, last = 0, np.inf
     for entry in entries:
-        if len(best) >= top and entry.bound_s >= best[top - 1][0]:
+        if entry.bound_s >= last:
             break
-        layout = entry.grid.layout(entry.place)
+        layout = _plain(entry.grid.layout(entry.place))
         one = entry.grid.take(slice(entry.place, entry.place + 1))
         prices = price(entry.job, one)
         scalar = Price(*(float(np.ravel(column)[0]) for column in prices))
         pipeline_s = pipeline_of(entry.job, layout, scalar)
         simulated += 1
-        best.append((pipeline_s + scalar.tail_s + scalar.tail_dp_s, entry, scalar, pipeline_s))
-        best.sort(key=lambda item: item[0])
+        seconds = pipeline_s + scalar.tail_s + scalar.tail_dp_s
+        made = (seconds, len(_changed(job, entry.job)), entry, scalar, pipeline_s)
+        best[layout] = min(made, best.get(layout, made), key=lambda item: item[:2])
+        times = sorted(item[0] for item in best.values())
+        last = times[top - 1] if len(times) >= top else np.inf
     found = []
-    for _, e, prices, pipeline_s in best[:top]:
-        layout = e.grid.layout(e.place)
+    for layout, (_, _, e, prices, pipeline_s) in sorted(best.items(), key=lambda i: i[1][:2])[:top]:
         step = step_of(e.job, layout, prices, pipeline_s)
-        found.append(candidate_of(e.job, layout, step))
+        candidate = candidate_of(e.job, layout, step)
+        found.append(msgspec.structs.replace(candidate, switches=_changed(job, e.job)))
     return found, simulated
+
+
+def _plain(layout: PlanLayout) -> PlanLayout:
+    """The layout without choices that change nothing in it: what there is nothing to split by."""
+    return msgspec.structs.replace(
+        layout,
+        sequence_parallel=layout.sequence_parallel or layout.tp == 1,
+        zero=layout.zero if layout.dp * layout.cp > 1 else 1,
+    )
+
+
+def _changed(own: Job, job: Job) -> dict[str, bool]:
+    """The switches that a job sets otherwise than its system does."""
+    values = {name: getattr(job.profile, name) for name in _SWITCHES}
+    return {name: on for name, on in values.items() if on != getattr(own.profile, name)}

@@ -2,6 +2,8 @@
 
 from typing import Annotated
 
+import msgspec
+
 from engine.plan.setup import PlanLayout
 from engine.spec.base import Noun, doc
 from engine.spec.cluster import ClusterSpec
@@ -61,6 +63,10 @@ class Candidate(Noun, frozen=True, kw_only=True):
     memory: MemoryParts
     bound_s: Annotated[float, doc("proven lower bound of step_s")]
     pareto: Annotated[bool, doc("no other candidate is both faster and smaller")] = False
+    switches: Annotated[
+        dict[str, bool], doc("switches of the system that differ from its own (--exhaustive)")
+    ] = msgspec.field(default_factory=dict)
+    obstacle: Annotated[str, doc("why `msctl train` cannot run it; empty if it can")] = ""
 
 
 class Refusal(Noun, frozen=True, kw_only=True):

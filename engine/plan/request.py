@@ -6,28 +6,28 @@ Unknown inputs are filled with the defaults below and each is named as an assump
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import LayoutError, RecipeError
-from engine.plan.emit import NEEDS
-from engine.plan.exhaust import Exhausted, exhaust
+from engine.errors import RecipeError
+from engine.plan.exhaust import Exhausted, exhaust, full_space
 from engine.plan.explain import budget, sensitivities, waterfall
 from engine.plan.goodput import Failures, Goodput, goodput
 from engine.plan.models import Source, load_model
+from engine.plan.planned import obstacle
 from engine.plan.profiles import fitted, profile
-from engine.plan.report import PlanReport
+from engine.plan.report import Candidate, PlanReport
 from engine.plan.runs import on_machine
-from engine.plan.search import Space, divisors, search
-from engine.plan.setup import RECOMPUTE, SCHEDULES, Job, PlanLayout
+from engine.plan.search import Space, search
+from engine.plan.sets import held, parse_sets
+from engine.plan.setup import Job
 from engine.spec.check_run import MOST_DEVICES
 from engine.spec.cluster import ClusterSpec
 from engine.spec.load import load_cluster
 from engine.spec.model import ModelSpec
 from engine.spec.presets import CLUSTERS
-
-_AXES = ("tp", "pp", "vpp", "dp", "cp", "ep")
+from engine.spec.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,13 @@ class Request:
 
 
 class Prepared(NamedTuple):
-    """A job, its devices, what may vary, and what was assumed."""
+    """A job, its devices, what may vary, what was assumed, and the recipe it comes from."""
 
     job: Job
     gpus: int
     space: Space
     assumptions: tuple[str, ...]
+    recipe: Recipe | None = None
 
 
 def make_plan(request: Request) -> PlanReport:
@@ -72,7 +73,7 @@ def make_plan(request: Request) -> PlanReport:
         precision=ready.job.precision,
         system=ready.job.profile.name,
         assumptions=ready.assumptions,
-        candidates=found.candidates,
+        candidates=marked(ready, found.candidates),
         refusals=found.refusals,
         considered=found.considered,
         simulated=found.simulated,
@@ -84,11 +85,19 @@ def make_plan(request: Request) -> PlanReport:
     )
 
 
-def prepare(request: Request) -> Prepared:
-    """Resolve every input; RecipeError says which one is wrong."""
+def marked(ready: Prepared, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The candidates with what keeps `msctl train` from running each."""
+    return tuple(
+        msgspec.structs.replace(one, obstacle=obstacle(ready.job, one.layout, ready.recipe))
+        for one in candidates
+    )
+
+
+def prepare(request: Request, *, every: bool = False) -> Prepared:
+    """Resolve every input; RecipeError says which one is wrong. `every`: no axis is left out."""
     source = load_model(request.model)
     notes = list(source.assumptions)
-    sets = _parse_sets(request.sets)
+    sets = parse_sets(request.sets)
     model = source.model
     changes = {
         key.split(".", 1)[1]: value for key, value in sets.items() if key.startswith("model.")
@@ -115,8 +124,11 @@ def prepare(request: Request) -> Prepared:
         physics=fitted().physics, speed=fitted().speed_of(cluster.device.name, precision),
     )  # fmt: skip
     job = on_machine(job)
-    space = _held(_space_of(job, source), sets, job)
-    return Prepared(job, gpus, space, tuple(notes))
+    space = held(full_space(job) if every else _space_of(job, source), sets, job)
+    recipe = source.recipe
+    if recipe is not None and request.cluster:
+        recipe = msgspec.structs.replace(recipe, cluster=cluster)
+    return Prepared(job, gpus, space, tuple(notes), recipe)
 
 
 def _cluster(request: Request, source: Source, notes: list[str]) -> ClusterSpec:
@@ -191,33 +203,6 @@ def _changed(model: ModelSpec, changes: dict[str, str]) -> ModelSpec:
         raise RecipeError(f"--set model: {error}", remedy="give a value of that type") from None
 
 
-def _parse_sets(sets: Sequence[str]) -> dict[str, str]:
-    """`layout.tp=8` as a pair; only keys that a plan can hold fast."""
-    known = {f"layout.{axis}" for axis in _AXES} | set(_OTHER_SETS)
-    known |= {f"model.{name}" for name in ModelSpec.__struct_fields__}
-    known |= {f"goodput.{name}" for name in Failures.__struct_fields__}
-    found = {}
-    for item in sets:
-        key, equals, value = item.partition("=")
-        if not equals or key not in known or not value:
-            raise RecipeError(
-                f"--set {item}: not one of the keys that a plan can hold fast",
-                remedy="use KEY=VALUE with one of layout.tp, layout.pp, layout.vpp, layout.dp, "
-                f"layout.cp, layout.ep, {', '.join(_OTHER_SETS)}, model.*, goodput.*",
-            )
-        found[key] = value
-    return found
-
-
-_OTHER_SETS = (
-    "schedule.kind",
-    "layout.zero",
-    "layout.sequence_parallel",
-    "layout.recompute",
-    "batch.micro_batch",
-)
-
-
 def _space_of(job: Job, source: Source) -> Space:
     """What an ordinary search varies; the rest is as the recipe has it, if there is one."""
     space = Space(schedule=job.profile.schedules, recompute=job.recomputes)
@@ -227,62 +212,16 @@ def _space_of(job: Job, source: Source) -> Space:
     return space._replace(zero=(layout.zero,), sequence_parallel=(layout.sequence_parallel,))
 
 
-def _held(space: Space, sets: dict[str, str], job: Job) -> Space:
-    """The axes that are set hold; a comma separates alternatives."""
-    for key, text in sets.items():
-        name = "schedule" if key == "schedule.kind" else key.split(".", 1)[1]
-        if key.startswith(("model.", "goodput.")):
-            continue
-        fixed: dict[str, Any] = {name: tuple(_value(key, word) for word in text.split(","))}
-        space = space._replace(**fixed)
-    if job.experts is not None and "layout.ep" not in sets:
-        space = space._replace(ep=tuple(d for d in divisors(job.experts.count) if d <= 64))
-    return space
-
-
-def _value(key: str, word: str) -> int | bool | str:
-    """One alternative of a constraint."""
-    if key == "layout.recompute":
-        if word in RECOMPUTE:
-            return word
-    elif key == "schedule.kind":
-        if word in SCHEDULES:
-            return word
-    elif key == "layout.sequence_parallel":
-        if word in ("true", "false"):
-            return word == "true"
-    elif word.isdecimal() and len(word) < 8 and (int(word) > 0 or key == "layout.zero"):
-        return int(word)
-    raise RecipeError(
-        f"--set {key}={word}: not a value of that key",
-        remedy=f"e.g. --set layout.tp=8, --set layout.recompute={RECOMPUTE[1]}",
-    )
-
-
-def best_layout(request: Request, emit: str = "") -> tuple[Job, PlanLayout]:
-    """The job and its fastest layout that a system can run; LayoutError if none fits."""
-    held = {item.partition("=")[0] for item in request.sets}
-    more = [item for item in NEEDS.get(emit, ()) if item.partition("=")[0] not in held]
-    ready = prepare(dataclasses.replace(request, sets=[*request.sets, *more]))
-    found = search(ready.job, ready.gpus, ready.space, top=1)
-    if not found.candidates:
-        rules = "; ".join(f"{r.count} broke: {r.rule}" for r in found.refusals)
-        raise LayoutError(
-            f"no layout fits {ready.gpus} devices ({rules})",
-            remedy="change --gpus or --batch, or hold fewer axes with --set",
-        )
-    return ready.job, found.candidates[0].layout
-
-
 def make_exhaustive(request: Request) -> Exhausted:
-    """Every combination of layout and switches."""
-    ready = prepare(request)
-    return exhaust(ready.job, ready.gpus, top=request.top)
+    """Every combination of layout and switches that `--set` leaves."""
+    ready = prepare(request, every=True)
+    found = exhaust(ready.job, ready.gpus, ready.space, top=request.top)
+    return msgspec.structs.replace(found, candidates=marked(ready, found.candidates))
 
 
 def make_goodput(request: Request) -> Goodput:
     """Effective training time of the cluster that was asked for."""
-    sets = _parse_sets(request.sets)
+    sets = parse_sets(request.sets)
     changes = {k.split(".", 1)[1]: v for k, v in sets.items() if k.startswith("goodput.")}
     try:
         failures = msgspec.convert(changes, Failures, strict=False)

@@ -254,6 +254,7 @@ def describe(layout: PlanLayout) -> str:
     text = f"tp {layout.tp} pp {layout.pp} vpp {layout.vpp} dp {layout.dp}"
     text += f" cp {layout.cp}" if layout.cp > 1 else ""
     text += f" ep {layout.ep}" if layout.ep > 1 else ""
+    text += " ZeRO-3" if layout.zero == 3 else ""
     text += f" micro-batch {layout.micro_batch}"
     text += f" {layout.schedule}" if layout.schedule != "auto" else ""
     return text + (f" recompute {layout.recompute}" if layout.recompute != "none" else "")

@@ -109,13 +109,12 @@ def _tables(
 
 def _other(ui: Ui, request: "Request", *, exhaustive: bool, emit: str, days: float) -> None:
     """Answers other than the ranked table."""
-    from engine.plan.request import best_layout, make_exhaustive, make_goodput
+    from engine.plan.request import make_exhaustive, make_goodput
 
     if emit:
-        from engine.plan.emit import emit as text_for
+        from engine.plan.emitted import make_emitted
 
-        job, layout = best_layout(request, emit)
-        ui.result({"text": text_for(emit, job, layout)}, show.show_text)
+        ui.result(make_emitted(request, emit, exhaustive=exhaustive), show.show_emitted)
     elif exhaustive:
         ui.result(make_exhaustive(request), show.show_exhausted)
     elif days:

@@ -8,6 +8,7 @@ from msctl.ui import Ui
 if TYPE_CHECKING:
     from engine.job.simulate import Months
     from engine.plan.adapt import Adapted
+    from engine.plan.emitted import Emitted
     from engine.plan.exhaust import Exhausted
     from engine.plan.goodput import Goodput
     from engine.plan.lines import LineScore
@@ -24,7 +25,7 @@ _COLUMNS = (
 def show_report(ui: Ui, report: "PlanReport") -> None:
     """The ranked table, what it assumes, and what was refused."""
     if report.candidates:
-        ui.table(_title(report), _COLUMNS, _rows(report.candidates))
+        _ranking(ui, _title(report), report.candidates)
     else:
         ui.table("no layout fits", ("rule", "layouts", "says"),
                  [(r.rule, r.count, r.message) for r in report.refusals])  # fmt: skip
@@ -59,8 +60,39 @@ def _title(report: "PlanReport") -> str:
     )
 
 
-def _rows(candidates: "tuple[Candidate, ...]") -> list[tuple[str | int, ...]]:
-    return [_row(rank, candidate) for rank, candidate in enumerate(candidates, 1)]
+def _ranking(ui: Ui, title: str, candidates: "tuple[Candidate, ...]") -> None:
+    """The table of candidates, with further columns for what sets some of them apart."""
+    more = {name: cells for name, cells in _more(candidates).items() if cells}
+    rows = [_row(rank, candidate) for rank, candidate in enumerate(candidates, 1)]
+    rows = [(*row, *(cells[i] for cells in more.values())) for i, row in enumerate(rows)]
+    ui.table(title, (*_COLUMNS, *more), rows)
+    for why in dict.fromkeys(c.obstacle for c in candidates if c.obstacle):
+        ranks = [str(i) for i, c in enumerate(candidates, 1) if c.obstacle == why]
+        ui.note(f"`msctl train` does not run rank {', '.join(ranks)}: {why}")
+
+
+def _more(candidates: "tuple[Candidate, ...]") -> dict[str, list[str | int]]:
+    """Columns that most tables do not need; empty where all rows are as usual."""
+    layouts = [c.layout for c in candidates]
+    zero = [layout.zero for layout in layouts]
+    split = ["yes" if layout.sequence_parallel else "no" for layout in layouts]
+    wide = {"cp": [layout.cp for layout in layouts], "ep": [layout.ep for layout in layouts]}
+    columns: dict[str, list[str | int]] = {
+        "zero": [*zero] if len(set(zero)) > 1 or 3 in zero else [],
+        "sequence parallel": [*split] if len(set(split)) > 1 else [],
+    }
+    for name, degrees in wide.items():
+        columns[name] = [*degrees] if max(degrees, default=1) > 1 else []
+    switched = [_switches(c) for c in candidates]
+    columns["switches"] = [text or "-" for text in switched] if any(switched) else []
+    runs: list[str | int] = ["no" if c.obstacle else "yes" for c in candidates]
+    columns["msctl train"] = runs if "no" in runs else []
+    return columns
+
+
+def _switches(candidate: "Candidate") -> str:
+    """`overlap_dp off`, where the complete search changed what the system does."""
+    return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in candidate.switches.items())
 
 
 def _row(rank: int, candidate: "Candidate") -> tuple[str | int, ...]:
@@ -149,7 +181,7 @@ def show_calibration(ui: Ui, adapted: "Adapted") -> None:
 
 def show_exhausted(ui: Ui, found: "Exhausted") -> None:
     """The best of every combination."""
-    ui.table("best of all combinations", _COLUMNS, _rows(found.candidates))
+    _ranking(ui, "best of all combinations", found.candidates)
     ui.note(
         f"{show_count(found.enumerated)} combinations, {show_count(found.feasible)} feasible, "
         f"{found.simulated} simulated"
@@ -192,6 +224,10 @@ def show_months(ui: Ui, found: "Months") -> None:
         ui.note(f"the job ended early: {found.ended}")
 
 
-def show_text(ui: Ui, document: dict[str, str]) -> None:
-    """A text for another program, as it is."""
-    ui.line(document["text"].rstrip("\n"))
+def show_emitted(ui: Ui, found: "Emitted") -> None:
+    """A text for another program, as it is; beside it what it was made of."""
+    ui.line(found.text.rstrip("\n"))
+    for text in found.assumptions:
+        ui.note(f"assumed: {text}")
+    if found.passed_over:
+        ui.warn(found.passed_over)

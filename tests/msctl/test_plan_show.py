@@ -4,6 +4,7 @@ import msgspec
 
 from engine.job.simulate import Months
 from engine.plan.adapt import Adapted, Constant
+from engine.plan.emitted import Emitted
 from engine.plan.exhaust import Exhausted
 from engine.plan.goodput import Goodput
 from engine.plan.lines import LineScore
@@ -225,5 +226,29 @@ def test_a_job_that_ended_early_says_why(capsys):
 
 
 def test_a_text_for_another_program_is_left_as_it_is(capsys):
-    found = shown(capsys, plan_show.show_text, {"text": "a\n  b\n\n"})
+    emitted = Emitted(text="a\n  b\n\n", layout=LAYOUT, step_s=1.0, assumptions=("x",),
+                      passed_over="y would be faster")  # fmt: skip
+    found = shown(capsys, plan_show.show_emitted, emitted)
     assert found.out == "a\n  b\n"
+    assert found.err == "assumed: x\nwarning: y would be faster\n"
+
+
+def test_what_sets_rows_apart_gets_a_column_and_what_cannot_run_a_mark(capsys):
+    def one(obstacle="", switches=None, **axes):
+        layout = msgspec.structs.replace(LAYOUT, **axes)
+        return msgspec.structs.replace(
+            candidate(6.0), layout=layout, obstacle=obstacle, switches=switches or {}
+        )
+
+    def more(*candidates):
+        found = shown(capsys, plan_show.show_report, report(candidates=candidates))
+        return [row[16:] for row in found.rows], found.err
+
+    assert more(one(), one())[0] == [[], [], []]
+    assert more(one(zero=1), one(zero=2))[0] == [["zero"], ["1"], ["2"]]
+    rows, talk = more(one("ZeRO-3", zero=3), one("ZeRO-3", zero=3))
+    assert rows == [["zero", "msctl train"], ["3", "no"], ["3", "no"]]
+    assert "`msctl train` does not run rank 1, 2: ZeRO-3\n" in talk
+    rows, _ = more(one(cp=2, sequence_parallel=False), one(ep=4, switches={"overlap_dp": False}))
+    assert rows == [["sequence parallel", "cp", "ep", "switches"], ["no", "2", "1", "-"],
+                    ["yes", "1", "4", "overlap_dp off"]]  # fmt: skip

@@ -7,8 +7,6 @@ import pytest
 from engine.errors import LayoutError
 from engine.plan.emit import FORMATS, emit, layout_json
 from engine.plan.setup import PlanLayout
-from engine.spec.load import load_recipe
-from engine.spec.presets import model_preset
 from engine.spec.toml import parse_toml
 from tests.engine.plan.case import job, replace
 
@@ -23,15 +21,6 @@ CLI_ONLY = {
     "group-query-attention", "untie-embeddings-and-output-weights", "disable-bias-linear",
     "num-layers-per-virtual-pipeline-stage",
 }  # fmt: skip
-
-
-def test_the_recipe_loads_as_what_was_planned(tmp_path):
-    path = tmp_path / "planned.toml"
-    path.write_text(emit("recipe", JOB, LAYOUT))
-    recipe = load_recipe(path)
-    assert recipe.layout == LAYOUT.parallel()
-    assert recipe.model == model_preset("175b")
-    assert recipe.batch.global_batch == 64
 
 
 def test_megatron_s_arguments_exist():
@@ -54,10 +43,31 @@ def test_torchtitan_s_keys_exist():
         assert set(keys) <= set(FIELDS["torchtitan"][names[section]])
 
 
-def test_sbatch_asks_for_the_nodes():
-    text = emit("sbatch", JOB, LAYOUT)
-    assert "#SBATCH --nodes=16" in text
-    assert "--gpus-per-node=8" in text
+def test_precision_is_written_as_planned_or_refused():
+    half = replace(JOB, precision="fp16")
+    assert "--fp16" in emit("megatron", half, LAYOUT)
+    single = emit("megatron", replace(JOB, precision="fp32"), LAYOUT)
+    assert not {"--bf16", "--fp16"} & set(single.split())
+    single = emit("torchtitan", replace(JOB, precision="fp32"), LAYOUT)
+    assert 'mixed_precision_param = "float32"' in single
+    for kind in FORMATS:
+        with pytest.raises(LayoutError, match="precision fp8"):
+            emit(kind, replace(JOB, precision="fp8"), LAYOUT)
+    with pytest.raises(LayoutError, match="precision fp16: `msctl train` trains fp64, fp32, bf16"):
+        emit("recipe", half, LAYOUT)
+
+
+def test_steps_are_of_the_tokens_given():
+    tokens = 100 * JOB.global_batch * JOB.model.seq
+    assert "--train-iters 100 " in emit("megatron", JOB, LAYOUT, tokens=tokens)
+    assert "steps = 100\n" in emit("torchtitan", JOB, LAYOUT, tokens=tokens)
+    assert "steps = 100\n" in emit("recipe", JOB, LAYOUT, tokens=tokens)
+    assert f"steps = {round(300e9 / (64 * 2048))}\n" in emit("recipe", JOB, LAYOUT)
+
+
+def test_megatron_has_no_zero_3():
+    with pytest.raises(LayoutError, match="ZeRO-3"):
+        emit("megatron", JOB, replace(LAYOUT, zero=3))
 
 
 def test_what_the_engine_cannot_run_is_refused():

@@ -19,6 +19,16 @@ def test_the_complete_search_finds_the_winner_of_the_pruned_one():
     )  # fmt: skip
 
 
+def test_a_layout_is_shown_once_with_its_system_s_own_switches_where_others_do_nothing():
+    found = exhaust(job("13b", gpus=8, batch=64), 8, Space(tp=(2,), zero=(0, 1, 2, 3)), top=6)
+    layouts = [c.layout for c in found.candidates]
+    assert len(set(layouts)) == len(layouts) == 6
+    alone = exhaust(job("small", gpus=1, batch=8), 1, top=3).candidates
+    assert len({c.layout for c in alone}) == 3
+    assert {c.layout.zero for c in alone} == {1}, "one replica has nothing to shard over"
+    assert [c.switches for c in alone] == [{}, {}, {}]
+
+
 def test_the_complete_space_contains_the_pruned_one():
     one = job("13b", gpus=64)
     wide, narrow = (enumerate_grid(one, 64, s) for s in (full_space(one), Space()))

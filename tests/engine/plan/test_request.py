@@ -1,7 +1,7 @@
 import pytest
 
 from engine.errors import EngineError
-from engine.plan.request import Request, best_layout, make_goodput, make_plan, prepare
+from engine.plan.request import Request, make_exhaustive, make_goodput, make_plan, prepare
 from engine.spec.load import dump_cluster
 from engine.spec.presets import CLUSTERS
 
@@ -90,5 +90,17 @@ def test_the_paper_s_layout_is_among_the_candidates_close_to_the_best():
 
 
 def test_other_questions_get_answers():
-    assert best_layout(Request(model="13b", gpus=64))[1].world_size == 64
     assert make_goodput(Request(model="175b", gpus=12288)).nodes == 1536
+
+
+def test_the_complete_search_holds_what_is_set():
+    found = make_exhaustive(
+        Request(model="13b", gpus=64, top=4, sets=("layout.tp=4", "layout.pp=2"))
+    )
+    assert {c.layout.tp for c in found.candidates} == {4}
+
+
+def test_what_msctl_train_cannot_run_is_marked():
+    found = make_plan(Request(model="13b", gpus=64, top=2, sets=("layout.zero=3", "layout.cp=2")))
+    assert {c.obstacle for c in found.candidates} == {"ZeRO-3, cp = 2"}
+    assert {c.obstacle for c in make_plan(Request(model="13b", gpus=64)).candidates} == {""}
