@@ -1,5 +1,6 @@
 """`msctl plan`: the layout to use, the MFU to expect, the error bar to trust, and why."""
 
+import inspect
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from msctl.commands import plan_show as show
+from msctl.commands.plan_options import check_options
 from msctl.flags import Sets, command_flags
 from msctl.ui import Ui
 
@@ -31,7 +33,9 @@ def plan(
     cluster: Annotated[str, typer.Option(help="Preset or TOML file; default a100-nvl8.")] = "",
     batch: Annotated[int, typer.Option(help="Global batch, sequences; 0 = chosen.", min=0)] = 0,
     seq: Annotated[int, typer.Option(help="Tokens of a sequence; 0 = the model's.", min=0)] = 0,
-    precision: Annotated[str, typer.Option(help="bf16, fp16, fp8; default bf16.")] = "",
+    precision: Annotated[
+        str, typer.Option(help="bf16, fp16, fp8; default the recipe's, else bf16.")
+    ] = "",
     system: Annotated[str, typer.Option(help="Training system whose overheads apply.")] = "msctl",
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1, max=1000)] = 8,
     tokens: Annotated[
@@ -72,6 +76,7 @@ def plan(
     - `msctl plan --validate runs.csv`
     - `msctl plan --ablate`
     """
+    check_options(_given(locals()), tuple(sets or ()))
     from engine.plan.request import Request
 
     request = Request(
@@ -85,6 +90,16 @@ def plan(
         _other(ui, request, exhaustive=exhaustive, emit=emit, days=days)
     else:
         _search(ui, request, trace=trace, plot=plot, schedule=schedule)
+
+
+def _given(options: dict[str, object]) -> set[str]:
+    """Names of the options that are not as they are by default."""
+    known = inspect.signature(plan).parameters
+    return {
+        name
+        for name, value in options.items()
+        if name in known and value not in (known[name].default, None, [])
+    }
 
 
 def _tables(

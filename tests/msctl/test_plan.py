@@ -73,7 +73,7 @@ def test_goodput_exhaustive_and_emit(msctl):
         (("--set", "layout.tp=x"), "layout.tp=x"),
         (("--cluster", "abacus"), "abacus"),
         (("--emit", "pdf"), "pdf"),
-        (("--validate", "absent.csv"), "absent.csv"),
+        (("--emit", "recipe", "--precision", "fp16"), "fp16"),
     ],
 )
 def test_wrong_input_ends_with_3_and_a_hint(msctl, words, says):
@@ -83,10 +83,16 @@ def test_wrong_input_ends_with_3_and_a_hint(msctl, words, says):
     assert "hint: " in ended.err
 
 
+def test_a_table_that_is_not_there_ends_with_3(msctl):
+    ended = msctl("plan", "--validate", "absent.csv")
+    assert ended.code == 3
+    assert "absent.csv" in ended.err
+
+
 @pytest.mark.parametrize("option", ["--tokens", "--price", "--days"])
 @pytest.mark.parametrize("value", ["inf", "nan", "-1"])
 def test_a_number_that_is_none_is_a_wrong_command_line(msctl, option, value):
-    ended = msctl("plan", *HEAD, f"{option}={value}")
+    ended = msctl("plan", "--model", "13b", f"{option}={value}")
     assert ended.code == 2
     assert option in ended.err
 
@@ -106,6 +112,26 @@ def test_the_whole_process_imports_no_torch():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("base.toml", "--model", "175b"), ("--days", "3"), ("--goodput", "--explain"),
+     ("--out", "foo.toml"), ("--validate", "x.csv", "--gpus", "4")],
+)  # fmt: skip
+def test_an_option_that_would_be_ignored_is_a_wrong_command_line(msctl, words):
+    ended = msctl("plan", *words)
+    assert ended.code == 2
+    assert "hint: see what is accepted with `msctl plan --help`" in ended.err
+
+
+def test_what_is_emitted_can_be_started_on_slurm(msctl, tmp_path):
+    path = tmp_path / "planned.toml"
+    path.write_text(msctl("plan", *HEAD, "--emit", "recipe").out)
+    shown = msctl("train", str(path), "--on", "slurm", "--dry-run", "--runs", str(tmp_path)).out
+    assert "#SBATCH --array=0-7\n" in shown
+    assert "#SBATCH --gres=gpu:8\n" in shown
+    assert msctl("train", str(path), "--dry-run", "--runs", str(tmp_path)).code == 0
 
 
 def test_goodput_of_simulated_days_is_the_drivers_own_policy(msctl):
