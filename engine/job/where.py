@@ -40,6 +40,7 @@ def place_of(where: Where, recipe: Recipe) -> Place:
             f"--on {where}: nodes join through Redis, but train.store is tcp",
             remedy="set train.store = redis, or the URL of a server that all nodes reach",
         )
+    _check_nodes(where, recipe)
     launcher: Launcher = NoLauncher()
     if where == "slurm":
         launcher = SlurmLauncher(recipe)
@@ -48,8 +49,24 @@ def place_of(where: Where, recipe: Recipe) -> Place:
     return RemotePlace(launcher, host=reachable_host())
 
 
+def _check_nodes(where: Where, recipe: Recipe) -> None:
+    """RecipeError if a node would be asked for more devices than [cluster] says it has."""
+    machines, nodes = recipe.cluster, recipe.job.nodes
+    if machines is None or recipe.train.device != "cuda":
+        return
+    each = -(-recipe.layout.world_size // nodes)
+    if each > machines.gpus_per_node:
+        need = -(-recipe.layout.world_size // machines.gpus_per_node)
+        raise RecipeError(
+            f"--on {where}: job.nodes = {nodes} puts {each} ranks on a node, but "
+            f"cluster.gpus_per_node = {machines.gpus_per_node}",
+            remedy=f"set the nodes that carry ranks, e.g. --set job.nodes={need}",
+        )
+
+
 def preview(where: Where, recipe: Recipe, folder: Path) -> Start:
     """The script or manifest of a start, without starting anything."""
+    _check_nodes(where, recipe)
     shown = f"python -m engine.job.join {folder.resolve()}\n"
     if where == "slurm":
         shown = script(recipe, folder)

@@ -9,6 +9,9 @@ from engine.errors import RecipeError
 from engine.job.place import LocalPlace
 from engine.job.remote import RemotePlace
 from engine.job.where import known, place_of, preview
+from engine.spec.job import JobSpec
+from engine.spec.layout import ParallelLayout
+from engine.spec.presets import CLUSTERS
 from tests.engine.train.single import recipe
 
 
@@ -29,6 +32,20 @@ def test_places_elsewhere_need_a_redis():
         with pytest.raises(RecipeError, match=r"train\.store is tcp"):
             place_of(where, stored("tcp"))
         assert isinstance(place_of(where, stored("redis")), RemotePlace)
+
+
+def test_a_node_is_not_asked_for_more_devices_than_it_has(tmp_path: Path):
+    wide = msgspec.structs.replace(
+        stored("redis"), layout=ParallelLayout(dp=16), cluster=CLUSTERS["a100-nvl8"]
+    )
+    assert preview("slurm", wide, tmp_path), "ranks on CPUs may be as many as wanted"
+    wide = msgspec.structs.replace(wide, train=msgspec.structs.replace(wide.train, device="cuda"))
+    for start in (lambda: preview("slurm", wide, tmp_path), lambda: place_of("k8s", wide)):
+        with pytest.raises(RecipeError, match=r"cluster\.gpus_per_node = 8") as caught:
+            start()
+        assert "--set job.nodes=2" in caught.value.remedy
+    right = msgspec.structs.replace(wide, job=JobSpec(nodes=2))
+    assert "--gres=gpu:8\n" in preview("slurm", right, tmp_path).text
 
 
 def test_a_preview_starts_nothing(tmp_path: Path):
