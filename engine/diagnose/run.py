@@ -19,6 +19,7 @@ from engine.diagnose.hang import find_hang, rank_waits
 from engine.diagnose.load import Spans, load_spans
 from engine.diagnose.openspans import open_waits
 from engine.diagnose.pace import find_pace
+from engine.diagnose.readers.names import rank_of_name
 from engine.diagnose.record import Record, read_record
 from engine.diagnose.times import step_times
 from engine.errors import TraceError
@@ -171,7 +172,8 @@ def _outcome(spans: Spans, result: dict[str, Any]) -> list[Finding]:
     silent = [t for t in spans.tails.values() if not (t.ended or t.error or t.open)]
     others = [t for t in spans.tails.values() if t.ended or t.error or t.open]
     world = set(range(spans.layout.world_size))
-    absent = sorted(world - set(spans.tails))
+    dark = {rank_of_name(Path(file).name) for file, _ in spans.unreadable}
+    absent = sorted(world - set(spans.tails) - dark)
     if not silent and (not absent or all(t.ended and not t.error for t in others)):
         return []  # no job ends in order without one of its ranks: that rank's file is not here
     if not others and result.get("ended") is None and not absent:

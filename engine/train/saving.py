@@ -13,6 +13,7 @@ import platform
 import shutil
 import threading
 import time
+import urllib.parse
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,11 @@ _ROUND_S = 2.0
 """How often ranks that wait for the store tell each other that they still live."""
 
 
+def _meeting_host(recipe: Recipe, task: RankTask) -> str:
+    """Where all nodes reach the job: the store's host, if there is a store."""
+    return urllib.parse.urlsplit(task.store_url).hostname or recipe.train.host
+
+
 class Saver:
     """Saves and restores of one rank."""
 
@@ -78,7 +84,7 @@ class Saver:
         self._ring = None
         if self.spec.partner and self.spec.two_stage:
             self._ring = Ring(
-                secret=secret, node=self.node, listen=address_towards(recipe.train.host),
+                secret=secret, node=self.node, listen=address_towards(_meeting_host(recipe, task)),
                 replica=recipe.layout.coord(self.mesh.rank).dp,
             )  # fmt: skip
         self._two: TwoStage | None = None

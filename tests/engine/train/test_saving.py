@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import engine.train.saving
@@ -13,6 +14,7 @@ from engine.ckpt.leftovers import start_flusher
 from engine.ckpt.store import open_store
 from engine.errors import CheckpointError, MissingError
 from engine.train.loop import Loop
+from engine.train.task import RankTask
 from tests.engine.train.single import loop_of, numbers, recipe, run
 
 pytestmark = pytest.mark.multi
@@ -151,3 +153,11 @@ def test_the_clock_saves_too(tmp_path: Path):
     made = recipe(checkpoint={"two_stage": True, "auto": True, "mtbf_h": 1e-6, "at_end": False})
     run(tmp_path, made)
     assert steps(tmp_path), "the first look comes after two steps"
+
+
+def test_partners_meet_towards_the_store_that_all_nodes_reach():
+    made, task = recipe(), RankTask(folder="x", world=1, host="", port=0)
+    meeting = engine.train.saving._meeting_host
+    assert meeting(made, task) == made.train.host
+    far = msgspec.structs.replace(task, store_url="redis://:secret@10.7.0.1:6380/0")
+    assert meeting(made, far) == "10.7.0.1"
