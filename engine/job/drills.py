@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from engine.ckpt.catalog import valid_folders
+from engine.ckpt.catalog import describe, step_folders
+from engine.ckpt.local_store import LocalStore
 from engine.ckpt.store import open_store
 from engine.job.incident import Recovery
 from engine.job.processes import family_of, parent_of
 from engine.spec.base import Noun, doc
 from engine.train.drill import Fault
+from engine.train.resume import checkpoint_root
 from engine.train.strike import note_strike, read_strikes
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Drills:
         self._due: dict[int, float] = {}
         self._later: list[tuple[float, int]] = []
         """(when, process) to wake again."""
+        self._told = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -101,23 +104,21 @@ class Drills:
                 self._due[index] = -1.0
 
     def _inject(self, fault: Fault, now: float) -> bool:
+        """Let it come; false if that cannot be now. Only what came counts as a strike."""
         driver = self._driver
-        if driver.state != "running":
+        if driver.state != "running" or not self._can_come(fault):
             return False
-        beat = driver.nodes.ranks.get(fault.rank)
-        if fault.kind in ("kill", "stop", "slow", "torn-checkpoint") and not (beat and beat.pid):
-            return False
+        if fault.kind == "torn-checkpoint" and not (driver.is_early and self._tear()):
+            return False  # after the last step only what the run leaves behind could be torn
         note_strike(driver.folder, fault.text())
-        assert beat is not None or fault.kind not in ("kill", "stop"), "looked at above"
-        if fault.kind in ("kill", "torn-checkpoint", "stop") and beat is not None:
-            if fault.kind == "torn-checkpoint":
-                tear_checkpoint(driver.folder / "ckpt")
-            _send(beat.pid, signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
+        if fault.kind in ("kill", "torn-checkpoint", "stop"):
+            number = signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL
+            _send(driver.nodes.ranks[fault.rank].pid, number)
         elif fault.kind == "slow":
-            node = driver.nodes.all[driver.nodes.node_of(fault.rank)]
+            node = driver.nodes.all[self._node_of(fault)]
             driver.tell(node, "slow", ranks=(fault.rank,), value=fault.share)
         elif fault.kind == "clock":
-            driver.tell(driver.nodes.all[driver.order[fault.node]], "clock", value=_HOUR_S)
+            driver.tell(driver.nodes.all[self._node_of(fault)], "clock", value=_HOUR_S)
         elif fault.kind == "driver-kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind.startswith("redis"):
@@ -126,23 +127,44 @@ class Drills:
             self._hit_node(fault)
         return True
 
+    def _can_come(self, fault: Fault) -> bool:
+        """Whether what it hits is there."""
+        driver = self._driver
+        if fault.kind in ("kill", "stop", "slow", "torn-checkpoint"):
+            beat = driver.nodes.ranks.get(fault.rank)
+            return beat is not None and beat.pid > 0
+        if fault.kind.startswith("redis"):
+            return driver.server is not None and driver.server.pid > 0
+        if fault.kind in ("nursery-kill", "node-kill", "node-stop"):
+            node = driver.nodes.all.get(self._node_of(fault))
+            return node is not None and node.beat is not None
+        return True
+
+    def _node_of(self, fault: Fault) -> str:
+        """The node that it hits; there may be fewer than at the start by now."""
+        order = self._driver.order
+        if fault.is_of_node:
+            return order[fault.node % len(order)]
+        return self._driver.nodes.node_of(fault.rank)
+
+    def _tear(self) -> bool:
+        root = checkpoint_root(self._driver.folder, self._driver.recipe.checkpoint.path)
+        torn = tear_checkpoint(root)
+        if not torn and not self._told:
+            self._told = True
+            self._driver.watch.on_note(f"drill: no checkpoint to tear in {root} yet")
+        return torn
+
     def _hit_redis(self, kind: str, now: float) -> None:
-        pid = self._driver.server.pid if self._driver.server else 0
-        if not pid:
-            return
+        assert self._driver.server is not None, "looked at before"
+        pid = self._driver.server.pid
         _send(pid, signal.SIGKILL if kind == "redis-kill" else signal.SIGSTOP)
         if kind != "redis-kill":
             self._later.append((now + _REDIS_STOP_S[kind], pid))
 
     def _hit_node(self, fault: Fault) -> None:
-        nodes = self._driver.nodes
-        name = (
-            nodes.node_of(fault.rank) if fault.kind == "nursery-kill"
-            else self._driver.order[fault.node % len(self._driver.order)]
-        )  # fmt: skip
-        beat = nodes.all[name].beat
-        if beat is None:
-            return
+        beat = self._driver.nodes.all[self._node_of(fault)].beat
+        assert beat is not None, "looked at before"
         family = family_of(beat.pid)
         if fault.kind == "nursery-kill":
             parents = {parent_of(rank.pid) for rank in beat.ranks if rank.pid}
@@ -199,13 +221,26 @@ def score_of(
     )  # fmt: skip
 
 
-def tear_checkpoint(folder: Path) -> None:
-    """Cut the largest file of the newest checkpoint in half, as a lost write does."""
-    names = sorted(valid_folders(open_store(folder))) if folder.exists() else []
-    if names:
-        files = [p for p in (folder / names[-1]).iterdir() if p.is_file()]
-        largest = max(files, key=lambda p: p.stat().st_size)
-        os.truncate(largest, largest.stat().st_size // 2)
+def tear_checkpoint(root: str | Path) -> bool:
+    """Cut the largest file of the newest checkpoint in half, as a lost write does.
+
+    False if there is none, or if it is not on a file system of this machine.
+    """
+    store = open_store(root)
+    if not isinstance(store, LocalStore):
+        return False
+    for folder in reversed(step_folders(store)):
+        if describe(store, folder).state != "committed":
+            continue
+        largest = max(store.files(folder), key=lambda found: found.bytes, default=None)
+        if largest is None:  # pruned meanwhile
+            continue
+        try:
+            os.truncate(store.root / folder / largest.name, largest.bytes // 2)
+        except FileNotFoundError:
+            continue
+        return True
+    return False
 
 
 def _send(pid: int, number: int) -> None:
