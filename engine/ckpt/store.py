@@ -81,7 +81,7 @@ class Store(Protocol):
 def open_store(where: str | Path) -> Store:
     """The store behind a path or an fsspec URL (`file://`, `memory://`, `s3://`, `hdfs://` ...)."""
     text = str(where)
-    if "://" not in text or text.startswith(("file://", "local://")):
+    if not is_url(text):
         from engine.ckpt.local_store import LocalStore
 
         return LocalStore(Path(text.partition("://")[2] if "://" in text else text))
@@ -92,6 +92,11 @@ def open_store(where: str | Path) -> Store:
     from engine.ckpt.url_store import UrlStore
 
     return UrlStore(text)
+
+
+def is_url(where: str | Path) -> bool:
+    """Whether this is reached through fsspec, and not a folder of this machine's file systems."""
+    return "://" in str(where) and not str(where).startswith(("file://", "local://"))
 
 
 def absolute(where: str | Path) -> str:

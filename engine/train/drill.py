@@ -6,13 +6,17 @@
 Some are done by the rank itself (rehearse.py), the rest by its executor or the driver.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
+from engine.ckpt.store import is_url
 from engine.errors import RecipeError
 from engine.spec.base import Count, NonNegative, Noun, Size
+from engine.spec.recipe import Recipe
 
 InRank = Literal[
     "crash", "segv", "exit0", "exit", "exception", "nan", "oom", "hang", "gil", "hang-start",
@@ -48,6 +52,15 @@ ABOUT: dict[str, str] = {
     "torn-checkpoint": "the newest checkpoint is cut short, then a rank is killed",
 }
 _MOST = 16
+_PARTS = {
+    "rank": "a whole number from 0",
+    "node": "a whole number from 0",
+    "step": "a whole number from 0",
+    "after": "a number of seconds from 0",
+    "times": "a whole number from 1",
+    "share": "a number between 0 and 1",
+}
+"""Parts of a fault's text, and what each must be."""
 
 
 class Fault(Noun, frozen=True, kw_only=True):
@@ -87,20 +100,39 @@ class Fault(Noun, frozen=True, kw_only=True):
 def parse_fault(text: str) -> Fault:
     """`KIND:rank=R@step=N`; every part but the kind has a default. RecipeError if it is none."""
     kind, _, rest = text.partition(":") if ":" in text else text.partition("@")
-    values: dict[str, object] = {"kind": kind}
+    if kind not in ABOUT:
+        raise _no_fault(text, f"there is no fault `{kind}`")
+    fault = Fault(kind=kind)
     for part in rest.replace("@", ",").split(","):
         if part:
             key, _, value = part.partition("=")
-            values[key] = value
+            fault = _with(fault, key, value, text)
+    return fault
+
+
+def _with(fault: Fault, key: str, value: str, text: str) -> Fault:
+    """A fault with one more part of its text; RecipeError if it has no such part."""
+    if key not in _PARTS:
+        raise _no_fault(text, f"`{key}` is no part of a fault; parts are {', '.join(_PARTS)}")
+    wrong_place = "rank" if fault.is_of_node else "node"
+    if key == wrong_place:
+        right = "node" if fault.is_of_node else "rank"
+        raise _no_fault(text, f"{fault.kind} hits a {right}, so {key} = {value} means nothing")
+    values = msgspec.structs.asdict(fault) | {key: value}
     try:
-        if kind not in ABOUT:
-            raise msgspec.ValidationError(f"there is no fault `{kind}`")
-        return msgspec.convert(values, Fault, strict=False)
-    except msgspec.ValidationError as error:
-        raise RecipeError(
-            f"--drill {text}: {error}",
-            remedy="write it as KIND:rank=R@step=N with a kind of: " + ", ".join(ABOUT),
-        ) from None
+        made = msgspec.convert(values, Fault, strict=False)
+    except msgspec.ValidationError:
+        made = None
+    if made is None or not math.isfinite(made.after):
+        raise _no_fault(text, f"{key} = {value} is not {_PARTS[key]}")
+    return made
+
+
+def _no_fault(text: str, why: str) -> RecipeError:
+    return RecipeError(
+        f"--drill {text}: {why}",
+        remedy="write it as KIND:rank=R@step=N with a kind of: " + ", ".join(ABOUT),
+    )
 
 
 def parse_faults(texts: list[str]) -> tuple[Fault, ...]:
@@ -108,3 +140,31 @@ def parse_faults(texts: list[str]) -> tuple[Fault, ...]:
     if len(texts) > _MOST:
         raise RecipeError(f"{len(texts)} drills at once", remedy=f"give at most {_MOST}")
     return tuple(parse_fault(text) for text in texts)
+
+
+def check_faults(faults: Sequence[Fault], recipe: Recipe) -> None:
+    """RecipeError for a fault that could never come in a run of this recipe."""
+    world, nodes, last = recipe.layout.world_size, recipe.job.nodes, recipe.train.steps
+    for fault in faults:
+        what = remedy = ""
+        if fault.is_of_node and fault.node >= nodes:
+            what = f"there is no node {fault.node}; job.nodes = {nodes} makes {_numbers(nodes)}"
+            remedy = f"name a node from 0 to {nodes - 1}, or set job.nodes higher"
+        elif fault.rank >= world:
+            what = f"there is no rank {fault.rank}; the layout makes {_numbers(world)}"
+            remedy = f"name a rank from 0 to {world - 1}, or a larger layout"
+        elif fault.step > last:
+            what = f"step {fault.step} does not come; the run ends at train.steps = {last}"
+            remedy = f"name a step up to {last}, or set train.steps higher"
+        elif fault.kind.startswith("redis") and recipe.train.store != "redis":
+            what = f"the run starts no Redis of its own (train.store = {recipe.train.store})"
+            remedy = "add --set train.store=redis"
+        elif fault.kind == "torn-checkpoint" and is_url(recipe.checkpoint.path):
+            what = f"checkpoint.path = {recipe.checkpoint.path} is a URL, where no file can be cut"
+            remedy = "rehearse this with a checkpoint.path in a folder"
+        if what:
+            raise RecipeError(f"--drill {fault.text()}: {what}", remedy=remedy)
+
+
+def _numbers(count: int) -> str:
+    return "number 0 only" if count == 1 else f"0 to {count - 1}"

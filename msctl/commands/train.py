@@ -17,7 +17,7 @@ from engine.job.run import RunResult, run_folder, valid_resume
 from engine.job.where import Where, known, place_of, preview
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
-from engine.train.drill import parse_faults
+from engine.train.drill import check_faults, parse_faults
 from engine.units import show_bytes, show_count, show_ratio, show_seconds
 from msctl.commands.live import Live
 from msctl.commands.train_show import show_drill, show_start, watch_run
@@ -83,6 +83,7 @@ def train(
     where = known(on)
     faults = parse_faults(drill or [])
     loaded = load_recipe(recipe, set_ or [])
+    check_faults(faults, loaded)
     _check_resume(resume)
     folder = run_folder(loaded, run, root=runs, resume=resume)
     if dry:

@@ -97,6 +97,14 @@ def test_wrong_input_and_wrong_machine_have_their_codes(msctl, recipe, tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_drill_that_the_job_cannot_have_is_refused_before_anything(msctl, recipe, tmp_path, more):
+    for text, said in (("clock:node=5@step=1", "no node 5"), ("kill:rank=9@step=1", "no rank 9")):
+        ended = msctl("train", recipe, "--run", str(tmp_path / "r"), "--drill", text, *more)
+        assert (ended.code, said in ended.err) == (3, True), ended.err
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_run_that_must_not_be_overwritten_is_refused(msctl, recipe, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
