@@ -69,7 +69,8 @@ def parse_bytes(text: str) -> int:
     scales: dict[str, int] = {unit: 1 << (10 * power) for power, unit in enumerate(_BINARY)}
     scales |= {"k": 1000, "M": 10**6, "G": 10**9, "T": 10**12}
     scales |= {"kB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    for unit in sorted(scales, key=len, reverse=True):
-        if cleaned.endswith(unit):
-            return round(float(cleaned[: -len(unit)]) * scales[unit])
-    return round(float(cleaned))
+    unit = next((u for u in sorted(scales, key=len, reverse=True) if cleaned.endswith(u)), "")
+    size = float(cleaned[: len(cleaned) - len(unit)]) * scales.get(unit, 1)
+    if not 0 <= size < math.inf:  # false for nan too
+        raise ValueError(f"{text!r} is no amount of bytes")
+    return round(size)

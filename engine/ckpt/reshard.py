@@ -24,9 +24,12 @@ from engine.ckpt.store import Store, open_store
 from engine.errors import CheckpointError, LayoutError
 from engine.spec.base import Noun
 from engine.spec.layout import ParallelLayout
+from engine.units import parse_bytes
 
 MEMORY_BYTES = 256 << 20
 """Default bound on the buffers of a reshard."""
+
+LEAST_BYTES = 4 << 20
 
 
 class ReshardPlan(Noun, frozen=True, kw_only=True):
@@ -69,11 +72,37 @@ def parse_layout(assignments: Sequence[str]) -> ParallelLayout:
                 f"layout {text!r} is not AXIS=N with an axis of tp, pp, vpp, dp, zero",
                 remedy="write e.g. --layout tp=2 --layout dp=4",
             )
-        values[axis] = int(number[:9])
+        values[axis] = int(number[:9])  # more is no layout of any machine
+    for axis, value in values.items():
+        if axis == "zero" and value > 2:
+            raise LayoutError(
+                f"layout.zero = {value} is not 0, 1 or 2", remedy="use --layout zero=2, or leave it"
+            )
+        if axis != "zero" and value < 1:
+            raise LayoutError(
+                f"layout.{axis} = {value} is not at least 1", remedy=f"use e.g. --layout {axis}=1"
+            )
+    return msgspec.convert(values, ParallelLayout)
+
+
+def parse_memory(text: str) -> int:
+    """`64MiB` as a bound on buffers, in bytes; raises CheckpointError on anything else."""
     try:
-        return msgspec.convert(values, ParallelLayout)
-    except msgspec.ValidationError as error:
-        raise LayoutError(f"layout: {error}", remedy="use degrees of at least 1") from error
+        size = parse_bytes(text)
+    except ValueError:
+        raise CheckpointError(
+            f"memory {text!r} is no amount of bytes", remedy="write e.g. --memory 256MiB"
+        ) from None
+    if size < LEAST_BYTES:
+        raise _too_little(size)
+    return size
+
+
+def _too_little(size: int) -> CheckpointError:
+    return CheckpointError(
+        f"memory = {size} bytes is too little for a reshard",
+        remedy="allow at least 4 MiB, e.g. --memory 64MiB",
+    )
 
 
 def reshard(
@@ -92,11 +121,8 @@ def reshard(
     store, folder = find(source)
     manifest = read_manifest(store, folder)
     block = max(1 << 16, memory_bytes // 4)
-    if memory_bytes < 4 << 20:
-        raise CheckpointError(
-            f"memory = {memory_bytes} bytes is too little for a reshard",
-            remedy="allow at least 4 MiB, e.g. --memory 64MiB",
-        )
+    if memory_bytes < LEAST_BYTES:
+        raise _too_little(memory_bytes)
     out = open_store(target)
     name = claim(out, manifest.meta.step)
     parts, done = [], 0

@@ -124,17 +124,14 @@ def reshard(
 
     - `msctl ckpt reshard runs/tiny --layout tp=2 --layout dp=2 --out runs/resharded/ckpt`
     """
-    from engine.ckpt.reshard import parse_layout, plan_reshard_of
+    from engine.ckpt.reshard import parse_layout, parse_memory, plan_reshard_of
     from engine.ckpt.reshard import reshard as rewrite
-    from engine.units import parse_bytes
 
-    wanted = parse_layout(layout)
+    wanted, bound = parse_layout(layout), parse_memory(memory)
     ui.result(plan_reshard_of(checkpoint, wanted), show_plan)
     if not dry_run:
         with ui.progress("reshard", 1.0) as advance:
-            name = rewrite(
-                checkpoint, out, wanted, memory_bytes=parse_bytes(memory), progress=_shares(advance)
-            )
+            name = rewrite(checkpoint, out, wanted, memory_bytes=bound, progress=_shares(advance))
         ui.note(f"wrote {out.rstrip('/')}/{name}")
 
 

@@ -65,6 +65,12 @@ def test_parse_bytes_refuses(text):
         units.parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "-2GiB", "infMiB", "1e400"])
+def test_parse_bytes_refuses_what_is_no_amount(text):
+    with pytest.raises(ValueError, match="is no amount of bytes"):
+        units.parse_bytes(text)
+
+
 @given(st.integers(0, 2**50))
 def test_shown_bytes_read_back_to_their_two_decimals(value):
     assert units.parse_bytes(units.show_bytes(value)) == pytest.approx(value, rel=0.006)

@@ -62,6 +62,28 @@ def test_reshard_writes_a_loadable_copy(msctl, run, tmp_path):
     assert (wrong.code, "AXIS=N" in wrong.err) == (3, True)
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--memory", "foo"], "memory 'foo' is no amount of bytes"),
+        (["--memory", "nan"], "memory 'nan' is no amount of bytes"),
+        (["--memory=-1"], "memory '-1' is no amount of bytes"),
+        (["--memory", "1k"], "memory = 1000 bytes is too little"),
+        (["--layout", "tp=0"], "layout.tp = 0 is not at least 1"),
+        (["--layout", "zero=7"], "layout.zero = 7 is not 0, 1 or 2"),
+    ],
+)
+def test_what_reshard_cannot_use_is_said_first(msctl, run, tmp_path, option, said, more):
+    out = tmp_path / "new"
+    ended = msctl(
+        "ckpt", "reshard", str(run), "--layout", "dp=2", "--out", str(out), *option, *more
+    )
+    assert (ended.code, ended.out) == (3, "")
+    assert said in ended.err
+    assert not out.exists()
+
+
 def test_prune_is_a_dry_run_without_yes(msctl, run):
     ended = msctl("ckpt", "prune", str(run), "--keep", "1")
     assert ended.out.splitlines()[1].startswith("remove\tstep-00000010\tcommitted")
