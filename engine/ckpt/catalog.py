@@ -24,7 +24,7 @@ from engine.ckpt.manifest import (
     decode,
     decode_marker,
 )
-from engine.ckpt.store import Found, Store, open_store, split
+from engine.ckpt.store import Found, Store, is_url, open_store, split
 from engine.errors import CheckpointError
 from engine.spec.base import Noun
 from engine.spec.layout import ParallelLayout
@@ -149,6 +149,26 @@ def _remarks(extra: dict[str, Any]) -> dict[str, Any]:
         "val_loss": None if value is None else float(value),
         "mark": why[:80] if isinstance(why, str) and why not in ("interval", "end") else "",
     }
+
+
+def require_place(where: str | Path) -> None:
+    """CheckpointError unless this is a folder, if only an empty one.
+
+    Object stores have no empty folders: a prefix without objects counts as absent, since it looks
+    like a misspelled one.
+    """
+    if not str(where).strip():
+        raise CheckpointError("no place is named", remedy="name a run or a folder of checkpoints")
+    if open_store(where).exists():
+        return
+    if not is_url(where) and Path(where).exists():
+        raise CheckpointError(
+            f"{where} is a file", remedy="name a run or a folder of checkpoints, not a file"
+        )
+    what = "nothing lies there" if is_url(where) else "no such folder"
+    raise CheckpointError(
+        f"{where}: {what}", remedy="name a run or a folder of checkpoints, as a path or a URL"
+    )
 
 
 def catalog(root: str | Path) -> list[CheckpointInfo]:

@@ -29,6 +29,10 @@ class LocalStore:
         self.root = root
         self.url, self.caution = str(root), ""
 
+    def exists(self) -> bool:
+        """Whether the root is a folder."""
+        return self.root.is_dir()
+
     def folders(self) -> list[str]:
         """Names of the folders below the root."""
         try:

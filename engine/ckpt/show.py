@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
 from engine.ckpt.catalog import find, read_manifest
 from engine.ckpt.manifest import ITEM_BYTES, Manifest, TensorEntry
+from engine.errors import CheckpointError
 from engine.spec.base import Noun
 from engine.spec.layout import ParallelLayout
 
@@ -78,12 +80,19 @@ def show(where: str | Path) -> CheckpointDetail:
 
 
 def shards_of(where: str | Path, tensor: str) -> list[ShardRow]:
-    """Every shard of one tensor; empty if there is no such tensor."""
+    """Every shard of one tensor; CheckpointError with names like it if there is no such tensor."""
     store, folder = find(where)
     manifest = read_manifest(store, folder)
     entry = manifest.tensors.get(tensor)
+    if entry is None:
+        close = difflib.get_close_matches(tensor, list(manifest.tensors), n=3, cutoff=0.5)
+        raise CheckpointError(
+            f"{store.url}/{folder}: no tensor is called {tensor!r}",
+            remedy=f"did you mean {' or '.join(close)}?" if close
+            else f"choose one of `msctl ckpt show {store.url}/{folder}`",
+        )  # fmt: skip
     rows = []
-    for slot, held in entry.slots.items() if entry else ():
+    for slot, held in entry.slots.items():
         for shard in held.shards:
             file = manifest.files[shard.file]
             size = (shard.flat[1] - shard.flat[0]) * ITEM_BYTES[held.dtype]

@@ -39,6 +39,9 @@ class Store(Protocol):
     caution: str
     """What a user must know about this store, once it has shown; empty: nothing."""
 
+    def exists(self) -> bool:
+        """Whether the root is a folder; in an object store, whether anything lies below it."""
+
     def folders(self) -> list[str]:
         """Names of the folders directly below the root; empty if the root does not exist."""
 

@@ -46,6 +46,14 @@ class UrlStore:
         self._is_s3 = hasattr(self._fs, "call_s3")
         self._asked = False
 
+    def exists(self) -> bool:
+        """Whether the root is a folder; object stores have none, there something must lie in it."""
+        self._fs.invalidate_cache()
+        try:
+            return bool(self._fs.isdir(self._root))
+        except Exception as error:
+            raise self._failed("", error) from error
+
     def folders(self) -> list[str]:
         """Names of the folders below the root."""
         return sorted(_base(e) for e in self._list("") if e["type"] == "directory")

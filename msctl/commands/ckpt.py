@@ -39,15 +39,18 @@ Memory = Annotated[str, typer.Option(help="Largest buffers, in bytes, MiB or GiB
 def list_(ui: Ui, run: Where) -> None:
     """List the checkpoints of a run, whole or not.
 
-    The state is decided by looking at marker, manifest, names and sizes; data are not read.
+    The state is decided by looking at marker, manifest, names and sizes; data are not read. A
+    folder without checkpoints is an empty list; one that does not exist is an error, and so is a
+    prefix of an object store under which nothing lies.
 
     *Examples*
 
     - `msctl ckpt list runs/tiny`
     - `msctl ckpt list s3://bucket/runs/tiny/ckpt --json`
     """
-    from engine.ckpt.catalog import catalog
+    from engine.ckpt.catalog import catalog, require_place
 
+    require_place(run)
     infos = catalog(run)
     ui.result(infos, show_list)
     if not infos:
@@ -74,6 +77,8 @@ def show(
     from engine.ckpt.show import shards_of
     from engine.ckpt.show import show as detail
 
+    if diff and tensor:
+        raise CheckpointError("--tensor and --diff at once", remedy="give one of them")
     if diff:
         ui.result(compare(checkpoint, diff), show_diff)
     elif tensor:
@@ -141,7 +146,7 @@ def export(
     ui: Ui,
     checkpoint: Where,
     out: Out,
-    dtype: Annotated[str, typer.Option(help="keep, F64, F32, BF16 or F16.")] = "keep",
+    dtype: Annotated[str, typer.Option(help="keep, F64, F32, BF16 or F16; hf only.")] = "keep",
     to: Annotated[str, typer.Option(help="hf, or dcp: torch.distributed.checkpoint.")] = "hf",
 ) -> None:
     """Export as a Hugging Face folder, or for torch.distributed.checkpoint.
@@ -160,6 +165,11 @@ def export(
     if to == "dcp":
         from engine.ckpt.dcp import export_dcp
 
+        if dtype != "keep":
+            raise CheckpointError(
+                f"--dtype {dtype}: an export to DCP keeps its types",
+                remedy="leave out --dtype, or export --to hf",
+            )
         ui.result(export_dcp(checkpoint, out), show_dcp)
         return
     if to != "hf":
@@ -222,9 +232,11 @@ def prune(
     - `msctl ckpt prune runs/tiny --keep 3`
     - `msctl ckpt prune runs/tiny --keep 3 --every-steps 1000 --yes`
     """
+    from engine.ckpt.catalog import require_place
     from engine.ckpt.prune import Retention, plan_prune
     from engine.ckpt.prune import prune as carry_out
 
+    require_place(run)
     rules = Retention(
         last=keep, every_h=every_hours, every_steps=every_steps, best=best,
         grace_s=grace_hours * 3600,

@@ -62,6 +62,41 @@ def test_reshard_writes_a_loadable_copy(msctl, run, tmp_path):
     assert (wrong.code, "AXIS=N" in wrong.err) == (3, True)
 
 
+@pytest.mark.parametrize("command", [["list"], ["prune", "--yes"]])
+def test_a_place_that_does_not_exist_is_no_empty_one(msctl, run, tmp_path, command):
+    name, *options = command
+    (tmp_path / "a.toml").touch()
+    (tmp_path / "empty").mkdir()
+    for where, said in (
+        (str(tmp_path / "nope"), "nope: no such folder"),
+        (str(tmp_path / "a.toml"), "a.toml is a file"),
+        ("", "no place is named"),
+        ("memory://test_ckpt/nope", "memory://test_ckpt/nope: nothing lies there"),
+    ):
+        ended = msctl("ckpt", name, where, *options)
+        assert (ended.code, ended.out) == (3, ""), ended.err
+        assert said in ended.err
+    assert msctl("ckpt", name, str(tmp_path / "empty"), *options).code == 0
+    assert msctl("ckpt", name, str(run), *options).code == 0
+
+
+def test_a_tensor_that_is_not_there_is_an_error_with_names_like_it(msctl, run):
+    ended = msctl("ckpt", "show", str(run), "--tensor", "layer.0.o.weight")
+    assert (ended.code, ended.out) == (3, "")
+    assert "no tensor is called 'layer.0.o.weight'" in ended.err
+    assert "did you mean layers.0.o.weight" in ended.err
+    other = msctl("ckpt", "show", str(run), "--tensor", "zzz")
+    assert "choose one of `msctl ckpt show" in other.err
+
+
+def test_an_option_that_dcp_does_not_have_is_refused(msctl, run, tmp_path):
+    for dtype in ("BF16", "ZZZ"):
+        out = str(tmp_path / "dcp")
+        ended = msctl("ckpt", "export", str(run), "--out", out, "--to", "dcp", "--dtype", dtype)
+        assert (ended.code, f"--dtype {dtype}: an export to DCP" in ended.err) == (3, True)
+    assert not (tmp_path / "dcp").exists()
+
+
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 @pytest.mark.parametrize(
     ("option", "said"),
