@@ -18,7 +18,7 @@ from engine.ckpt.geometry import Region
 from engine.ckpt.manifest import ITEM_BYTES, Manifest
 from engine.ckpt.partition import rank_pieces
 from engine.ckpt.reading import Want, fill
-from engine.ckpt.safefile import Image, Planned, plan_image
+from engine.ckpt.safefile import Planned, plan_image
 from engine.ckpt.save import assemble, claim, commit, write_part
 from engine.ckpt.store import Store, open_store
 from engine.errors import CheckpointError, LayoutError
@@ -128,7 +128,7 @@ def reshard(
     parts, done = [], 0
     for rank, planned in rank_pieces(manifest, layout):
         image = plan_image(planned, {"format": "msctl", "rank": str(rank)})
-        views = stream(store, folder, manifest, image, block=block)
+        views = stream(store, folder, manifest, image.planned, block=block)
         parts.append(write_part(out, name, image, views, rank=rank))
         done += image.bytes
         if progress:
@@ -139,16 +139,16 @@ def reshard(
 
 
 def stream(
-    store: Store, folder: str, manifest: Manifest, image: Image, *, block: int
+    store: Store, folder: str, manifest: Manifest, planned: Sequence[Planned], *, block: int
 ) -> Iterator[memoryview]:
-    """The data of an image, piece by piece, in blocks of at most `block` bytes.
+    """The data of pieces, one after the other, in blocks of at most `block` bytes.
 
     Neighbouring small pieces are read together, so that no chunk is read once per bias.
     """
     batch: list[Planned] = []
     size = 0
-    for piece in image.planned:
-        for part in _blocks(piece, block):
+    for piece in planned:
+        for part in blocks(piece, block):
             if size + part.bytes > block and batch:
                 yield from _read(store, folder, manifest, batch)
                 batch, size = [], 0
@@ -170,7 +170,8 @@ def _read(
         yield out.data
 
 
-def _blocks(piece: Planned, block: int) -> Iterator[Planned]:
+def blocks(piece: Planned, block: int) -> Iterator[Planned]:
+    """A piece in parts of at most `block` bytes, in order."""
     shape, box, (lo, hi) = piece.region
     step = max(1, block // ITEM_BYTES[piece.dtype])
     for at in range(lo, hi, step):

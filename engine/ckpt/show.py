@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.ckpt.catalog import find, read_manifest
+from engine.ckpt.geometry import whole
 from engine.ckpt.manifest import ITEM_BYTES, Manifest, TensorEntry
+from engine.ckpt.reshard import blocks, stream
+from engine.ckpt.safefile import Planned
 from engine.errors import CheckpointError
 from engine.spec.base import Noun
 from engine.spec.layout import ParallelLayout
+
+_BLOCK = 16 << 20
+"""Bytes of each checkpoint that a comparison holds at a time."""
 
 
 class TensorRow(Noun, frozen=True, kw_only=True):
@@ -106,9 +115,17 @@ def shards_of(where: str | Path, tensor: str) -> list[ShardRow]:
     return rows
 
 
-def diff(left: str | Path, right: str | Path) -> list[Difference]:
-    """How two checkpoints differ in step, layout, model, types and data; empty if in nothing."""
-    a, b = (read_manifest(*find(where)) for where in (left, right))
+def diff(
+    left: str | Path, right: str | Path, *, progress: Callable[[int, int], None] | None = None
+) -> list[Difference]:
+    """How two checkpoints differ in step, layout, model, types and contents; empty if in nothing.
+
+    Contents are compared by tensor, so the layouts may differ, and read only if the manifests do
+    not already say that they are the same; a few blocks of memory are held. CheckpointError if a
+    chunk that is read is damaged.
+    """
+    (store, folder), (other, beside) = places = [find(where) for where in (left, right)]
+    a, b = (read_manifest(*place) for place in places)
     found = []
 
     def compare(what: str, x: object, y: object) -> None:
@@ -123,9 +140,58 @@ def diff(left: str | Path, right: str | Path) -> list[Difference]:
     for name in sorted(a.tensors.keys() | b.tensors.keys()):
         x, y = a.tensors.get(name), b.tensors.get(name)
         compare(name, _brief(x), _brief(y))
-    if [file.digests for file in a.files] != [file.digests for file in b.files]:
-        compare("data", f"{len(a.files)} files", f"{len(b.files)} files, other content")
-    return found
+    if a.tensors == b.tensors and _contents(a) == _contents(b):
+        return found
+    planned = _in_common(a, b)
+    parts = [part for piece in planned for part in blocks(piece, _BLOCK)]
+    streams = zip(
+        parts,
+        stream(store, folder, a, planned, block=_BLOCK),
+        stream(other, beside, b, planned, block=_BLOCK),
+        strict=True,
+    )
+    return found + _unequal(streams, planned, progress)
+
+
+def _contents(manifest: Manifest) -> list[tuple[int, int, str]]:
+    """What the digests say of every file."""
+    return [(file.bytes, file.chunk_bytes, file.digests) for file in manifest.files]
+
+
+def _in_common(a: Manifest, b: Manifest) -> list[Planned]:
+    """What both hold in the same shape and type, whole."""
+    return [
+        Planned(name, slot, held.dtype, whole(entry.shape))
+        for name, entry in a.tensors.items()
+        if name in b.tensors and b.tensors[name].shape == entry.shape
+        for slot, held in entry.slots.items()
+        if slot in b.tensors[name].slots and b.tensors[name].slots[slot].dtype == held.dtype
+    ]
+
+
+def _unequal(
+    streams: Iterable[tuple[Planned, memoryview, memoryview]], planned: Sequence[Planned],
+    progress: Callable[[int, int], None] | None,
+) -> list[Difference]:  # fmt: skip
+    """One line for every tensor and slot of which a block is not the same on both sides."""
+    counts: dict[tuple[str, str], int] = {}
+    total, done = sum(piece.bytes for piece in planned), 0
+    for part, x, y in streams:
+        unlike = np.frombuffer(x, np.uint8) != np.frombuffer(y, np.uint8)
+        if unlike.any():
+            elements = int(unlike.reshape(-1, ITEM_BYTES[part.dtype]).any(axis=1).sum())
+            counts[part.name, part.slot] = counts.get((part.name, part.slot), 0) + elements
+        done += part.bytes
+        if progress:
+            progress(done, total)
+    sizes = {(piece.name, piece.slot): piece.region.size for piece in planned}
+    return [
+        Difference(
+            what=f"{name} ({slot})", left="content",
+            right=f"{count} of {sizes[name, slot]} elements differ",
+        )
+        for (name, slot), count in counts.items()
+    ]  # fmt: skip
 
 
 def _row(manifest: Manifest, name: str, entry: TensorEntry) -> TensorRow:

@@ -67,6 +67,8 @@ def show(
 ) -> None:
     """Show what a checkpoint holds: tensors, who holds them, recipe and versions.
 
+    `--diff` compares two by tensor, whatever their layouts: shapes, types and every element.
+
     *Examples*
 
     - `msctl ckpt show runs/tiny/ckpt/step-00000100`
@@ -80,7 +82,9 @@ def show(
     if diff and tensor:
         raise CheckpointError("--tensor and --diff at once", remedy="give one of them")
     if diff:
-        ui.result(compare(checkpoint, diff), show_diff)
+        with ui.progress("compare", 1.0) as advance:
+            differences = compare(checkpoint, diff, progress=_shares(advance))
+        ui.result(differences, show_diff)
     elif tensor:
         ui.result(shards_of(checkpoint, tensor), show_shards)
     else:

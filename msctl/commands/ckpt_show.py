@@ -79,7 +79,7 @@ def show_diff(ui: Ui, differences: Sequence[Difference]) -> None:
     rows = [(d.what, d.left, d.right) for d in differences]
     ui.table("differences", ("what", "left", "right"), rows)
     if not differences:
-        ui.note("no difference")
+        ui.note("no difference: the same tensors with the same contents")
 
 
 def show_verify(ui: Ui, report: VerifyReport) -> None:

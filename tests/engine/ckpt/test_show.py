@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from engine.ckpt.catalog import read_manifest
+from engine.ckpt.dcp import export_dcp, import_dcp
 from engine.ckpt.manifest import Manifest, encode
+from engine.ckpt.reshard import reshard
 from engine.ckpt.show import Difference, diff, shards_of, show
 from engine.ckpt.store import open_store
 from engine.errors import CheckpointError
+from engine.spec.layout import ParallelLayout
 from tests.engine.ckpt.state import dense, save
 
 NAME = "step-00000007"
@@ -87,16 +90,54 @@ def test_a_checkpoint_does_not_differ_from_its_copy(saved, other):
         (lambda m: m["tensors"]["layers.0.norm.weight"]["slots"].pop("exp_avg"),
          [("layers.0.norm.weight", "[8] (exp_avg F32, exp_avg_sq F32, param F32)",
            "[8] (exp_avg_sq F32, param F32)")]),
-        (lambda m: m["files"][1].update(digests="0" * 32),
-         [("data", "2 files", "2 files, other content")]),
         (lambda m: m.update(created_s=1.0, world=9), []),
     ],
 )  # fmt: skip
 def test_each_difference_is_one_line(saved, other, edit, found):
     change(other, edit)
     assert diff(saved, other) == [Difference(what=w, left=x, right=y) for w, x, y in found]
-    mirrored = [(d.what, d.left) for d in diff(other, saved) if d.what not in ("recipe", "data")]
-    assert mirrored == [(w, y) for w, _, y in found if w not in ("recipe", "data")]
+    mirrored = [(d.what, d.left) for d in diff(other, saved) if d.what != "recipe"]
+    assert mirrored == [(w, y) for w, _, y in found if w != "recipe"]
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (1, 1), (1, 3), (2, 2)])
+def test_equal_contents_do_not_differ_under_another_layout(saved, tmp_path, tp, dp, monkeypatch):
+    monkeypatch.setattr("engine.ckpt.show._BLOCK", 100)  # many blocks, cut inside of tensors
+    save(tmp_path, 7, tp, dp, dense(torch.float32))
+    seen = []
+    assert diff(saved, tmp_path, progress=lambda done, total: seen.append((done, total))) == []
+    assert not seen or seen[-1] == (3 * 4 * 232, 3 * 4 * 232)
+
+
+def test_a_reshard_and_a_round_trip_by_dcp_have_the_same_contents(saved, tmp_path):
+    layout = ParallelLayout(tp=4)
+    reshard(saved, tmp_path / "cut", layout)
+    assert diff(saved, tmp_path / "cut") == [Difference(what="layout.tp", left="1", right="4")]
+    export_dcp(saved, tmp_path / "dcp")
+    import_dcp(tmp_path / "dcp", tmp_path / "back")
+    assert diff(saved, tmp_path / "back") == []
+
+
+def test_the_tensors_whose_contents_differ_are_named(saved, tmp_path):
+    state = dense(torch.float32)
+    state["layers.0.o.weight", "exp_avg"][3, 5] += 1
+    state["embed.weight", "param"][:2] = 9
+    save(tmp_path, 7, 1, 2, state)
+    assert diff(saved, tmp_path) == [
+        Difference(what="embed.weight (param)", left="content", right="16 of 96 elements differ"),
+        Difference(what="layers.0.o.weight (exp_avg)", left="content",
+                   right="1 of 128 elements differ"),
+    ]  # fmt: skip
+
+
+def test_a_damaged_checkpoint_is_not_compared(saved, other):
+    path = next((other / NAME).glob("*.safetensors"))
+    save_as = bytearray(path.read_bytes())
+    save_as[-1] ^= 1
+    path.write_bytes(save_as)
+    change(other, lambda m: m["files"][0].update(digests="0" * 32))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        diff(saved, other)
 
 
 def test_types_of_slots_are_shown_together(other):
