@@ -7,9 +7,11 @@ read by an unpickler that knows the classes of that index and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as index
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 from engine.ckpt.catalog import find, read_manifest
 from engine.ckpt.geometry import whole
@@ -27,10 +30,11 @@ from engine.ckpt.reading import Want, fill
 from engine.ckpt.safefile import Planned, plan_image
 from engine.ckpt.save import assemble, claim, commit, write_part
 from engine.ckpt.snapshot import DTYPES
-from engine.ckpt.store import Store, open_store
+from engine.ckpt.store import Store, holds, is_url, local, open_store
 from engine.errors import CheckpointError
 from engine.spec.base import Noun
 
+INDEX = ".metadata"
 META = "msctl.meta"
 """Key of the JSON of CheckpointMeta, as a tensor of bytes."""
 
@@ -64,18 +68,50 @@ def name_of(key: str) -> tuple[str, str] | None:
 
 
 def export_dcp(source: str | Path, out: str | Path) -> DcpReport:
-    """Write a checkpoint as a DCP folder that `torch.distributed.checkpoint.load` reads."""
+    """Write a checkpoint as a DCP folder that `torch.distributed.checkpoint.load` reads.
+
+    `out` is a path or an fsspec URL; for a URL torch's own fsspec writer is used.
+    """
     store, folder = find(source)
     manifest = read_manifest(store, folder)
-    if (Path(out) / ".metadata").exists():
+    if holds(out, INDEX):
         raise CheckpointError(f"{out} already holds a checkpoint", remedy="name a new --out folder")
     planner = _Planner(store, folder, manifest)
     size = sum(held.numel() * held.element_size() for held in planner.empty.values())
-    dcp.save(
-        planner.empty, storage_writer=dcp.FileSystemWriter(str(out), thread_count=1),
-        planner=planner, no_dist=True,
-    )  # fmt: skip
+    try:
+        with _alone():
+            dcp.save(planner.empty, storage_writer=_writer(out), planner=planner, no_dist=True)
+    except dcp.CheckpointException as error:
+        raise _cause(out, error) from error
     return DcpReport(where=str(out), tensors=len(planner.empty), bytes=size)
+
+
+def _writer(out: str | Path) -> dcp.FileSystemWriter:
+    if is_url(out):
+        return FsspecWriter(str(out), thread_count=1, sync_files=False)  # no file here to sync
+    return dcp.FileSystemWriter(local(out), thread_count=1)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's remark that no other process takes part: none is meant to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
+        )
+        yield
+
+
+def _cause(where: str | Path, error: dcp.CheckpointException) -> CheckpointError:
+    """What torch wrapped: an error of ours as it is, one of file system or store in one line."""
+    first = next(iter(error.failures.values()))[0]
+    if isinstance(first, CheckpointError):
+        return first
+    lines = str(first).strip().splitlines() or [""]
+    return CheckpointError(
+        f"{where}: {type(first).__name__}: {lines[0][:200]}",
+        remedy="check that the place exists and can be written, and the credentials of a store",
+    )
 
 
 class _Planner(dcp.DefaultSavePlanner):
@@ -144,7 +180,8 @@ def import_dcp(source: str | Path, out: str | Path) -> str:
     def views() -> Iterator[memoryview]:
         for piece in image.planned:
             tensor = torch.empty(piece.region.shape, dtype=_TORCH[piece.dtype])
-            dcp.load({keys[piece]: tensor}, storage_reader=reader, no_dist=True)
+            with _alone():
+                dcp.load({keys[piece]: tensor}, storage_reader=reader, no_dist=True)
             yield tensor.view(-1).view(torch.uint8).numpy().data
 
     part = write_part(target, folder, image, views(), rank=0)
@@ -156,11 +193,14 @@ class _Reader(dcp.FileSystemReader):
     """torch's reader with an index that was read without trust."""
 
     def __init__(self, source: str | Path) -> None:
-        path = Path(source) / ".metadata"
-        if not path.is_file():
-            raise CheckpointError(f"{source}: no .metadata file", remedy="name a DCP folder")
-        super().__init__(str(source))
-        self._index = read_index(path)
+        body = open_store(source).get(INDEX, _INDEX_LIMIT)
+        if body is None:
+            raise CheckpointError(f"{source}: no {INDEX} file", remedy="name a DCP folder")
+        super().__init__(str(source) if is_url(source) else local(source))
+        if is_url(source):
+            remote = FsspecReader(str(source))
+            self.fs, self.path = remote.fs, remote.path
+        self._index = read_index(body, f"{source}/{INDEX}")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> index.Metadata:
         """The index, read once."""
@@ -177,7 +217,8 @@ class _Reader(dcp.FileSystemReader):
         if entry is None or entry.size.numel() > _META_LIMIT:
             return CheckpointMeta(step=0, extra={"imported": {"from": str(self.path)}})
         data = torch.empty(entry.size, dtype=torch.uint8)
-        dcp.load({META: data}, storage_reader=self, no_dist=True)
+        with _alone():
+            dcp.load({META: data}, storage_reader=self, no_dist=True)
         try:
             return msgspec.json.decode(data.numpy().tobytes(), type=CheckpointMeta)
         except msgspec.MsgspecError as error:
@@ -212,17 +253,15 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into an index")
 
 
-def read_index(path: Path) -> index.Metadata:
+def read_index(body: bytes, where: str) -> index.Metadata:
     """A `.metadata` file; raises CheckpointError on anything that is not one."""
-    if path.stat().st_size > _INDEX_LIMIT:
-        raise CheckpointError(f"{path}: longer than {_INDEX_LIMIT} bytes", remedy="none: refused")
     try:
-        found = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        found = _Unpickler(io.BytesIO(body)).load()
     except Exception as error:  # a broken pickle may raise anything
         raise CheckpointError(
-            f"{path}: not an index of torch.distributed.checkpoint: {str(error)[:200]}",
+            f"{where}: not an index of torch.distributed.checkpoint: {str(error)[:200]}",
             remedy="name a folder that torch.distributed.checkpoint.save wrote",
         ) from error
     if not isinstance(found, index.Metadata) or not isinstance(found.state_dict_metadata, dict):
-        raise CheckpointError(f"{path}: holds no index", remedy="name a DCP folder")
+        raise CheckpointError(f"{where}: holds no index", remedy="name a DCP folder")
     return found

@@ -87,7 +87,7 @@ def open_store(where: str | Path) -> Store:
     if not is_url(text):
         from engine.ckpt.local_store import LocalStore
 
-        return LocalStore(Path(text.partition("://")[2] if "://" in text else text))
+        return LocalStore(Path(local(text)))
     if text.startswith(("hdfs://", "viewfs://")):
         from engine.ckpt.hdfs_store import HdfsStore
 
@@ -100,6 +100,17 @@ def open_store(where: str | Path) -> Store:
 def is_url(where: str | Path) -> bool:
     """Whether this is reached through fsspec, and not a folder of this machine's file systems."""
     return "://" in str(where) and not str(where).startswith(("file://", "local://"))
+
+
+def local(where: str | Path) -> str:
+    """The path of what is no URL, or that of a `file://` URL."""
+    text = str(where)
+    return text.partition("://")[2] if "://" in text else text
+
+
+def holds(where: str | Path, name: str) -> bool:
+    """Whether a file of that name lies directly in a folder or under a URL."""
+    return any(found.name == name for found in open_store(where).files(""))
 
 
 def absolute(where: str | Path) -> str:

@@ -1,7 +1,6 @@
 """`msctl ckpt`: list, show, verify, reshard, export, import and prune checkpoints."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -187,7 +186,9 @@ def export(
 @command_flags
 def import_(
     ui: Ui,
-    folder: Annotated[str, typer.Argument(help="Hugging Face folder (safetensors), or DCP's.")],
+    folder: Annotated[
+        str, typer.Argument(help="Hugging Face folder (safetensors) or DCP's; path or URL.")
+    ],
     out: Out,
 ) -> None:
     """Import a Hugging Face folder as a checkpoint of step 0, or one of DCP.
@@ -201,9 +202,9 @@ def import_(
     """
     from engine.ckpt.catalog import describe
     from engine.ckpt.hf_import import import_hf
-    from engine.ckpt.store import open_store
+    from engine.ckpt.store import holds, open_store
 
-    if (Path(folder) / ".metadata").is_file():
+    if holds(folder, ".metadata"):
         from engine.ckpt.dcp import import_dcp
 
         name = import_dcp(folder, out)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from engine.ckpt.catalog import read_manifest
 from engine.ckpt.dcp import export_dcp, import_dcp, key_of, name_of
 from engine.ckpt.piece import SLOTS
+from engine.ckpt.show import diff
 from engine.ckpt.store import open_store
 from engine.ckpt.verify import verify
 from engine.errors import CheckpointError
@@ -50,6 +52,32 @@ def test_what_torch_saved_is_imported(tmp_path):
     dcp.load(got, checkpoint_id=str(tmp_path / "again"), no_dist=True)
     assert torch.equal(got["model.a.weight"], weight)
     assert torch.equal(got["optim.state.a.weight.exp_avg"], moment)
+
+
+@pytest.mark.parametrize("where", ["memory://test_dcp/a/b", "file://{tmp}/dcp"])
+def test_a_url_is_written_and_read_where_it_points(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    where = where.format(tmp=tmp_path)
+    state = dense(torch.float32, 7)
+    save(tmp_path / "ours", 7, 2, 2, state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_dcp(tmp_path / "ours", where)
+        name = import_dcp(where, "memory://test_dcp/back")
+    assert not any(path.name.endswith(":") for path in tmp_path.iterdir())
+    assert sorted(f.name for f in open_store(where).files("")) == [".metadata", "__0_0.distcp"]
+    assert verify(f"memory://test_dcp/back/{name}").ok
+    assert [d.what for d in diff(tmp_path / "ours", f"memory://test_dcp/back/{name}")] == []
+    with pytest.raises(CheckpointError, match="already holds a checkpoint"):
+        export_dcp(tmp_path / "ours", where)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_in_one_line(tmp_path):
+    save(tmp_path / "ours", 7, 1, 1, dense(torch.float32, 7))
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file/sub: NotADirectoryError") as caught:
+        export_dcp(tmp_path / "ours", tmp_path / "file" / "sub")
+    assert "\n" not in caught.value.what
 
 
 def test_names_and_keys_are_inverse():
