@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import MissingError
+from engine.errors import MissingError, RecipeError
 from engine.spec.recipe import Recipe
 
 _TIMEOUT_S = 30.0
@@ -25,7 +25,16 @@ Object = dict[str, Any]
 def manifest(
     recipe: Recipe, folder: Path, *, image: str = "msctl:latest", claim: str = "msctl-runs"
 ) -> list[Object]:
-    """All objects of the job, in the order in which they are to be applied."""
+    """All objects of the job, in the order in which they are to be applied.
+
+    Raises RecipeError for a folder that a pod cannot be given.
+    """
+    if ":" in str(folder.parent) or not str(folder).isprintable():
+        raise RecipeError(
+            f"--run {str(folder)!r}: Kubernetes takes no colon, line break or control character in "
+            "the path of a volume",
+            remedy="name another --run folder",
+        )
     name = _dns(recipe.name)
     account = f"msctl-{name}"
     rules: list[Object] = [
@@ -55,11 +64,12 @@ def manifest(
 def _job(
     name: str, index: int, folder: Path, account: str, image: str, claim: str, gpus: int
 ) -> Object:  # fmt: skip
+    # The kubelet puts variables in for $(NAME); $$ is a plain dollar.
     labels = {_LABEL: name, "msctl.dev/executor": str(index)}
     resources: Object = {"limits": {"nvidia.com/gpu": gpus}} if gpus else {}
     container: Object = {
         "name": "executor", "image": image,
-        "command": ["python", "-m", "engine.job.join", str(folder)],
+        "command": ["python", "-m", "engine.job.join", str(folder).replace("$", "$$")],
         "env": [
             {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
             {"name": "OMP_NUM_THREADS", "value": "1"},

@@ -5,12 +5,14 @@ queue by itself and comes as a newcomer from another node; until then a spare ca
 """
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from engine.errors import MissingError
+from engine.errors import MissingError, RecipeError
 from engine.spec.recipe import Recipe
 
 _SAVE_S = 60
@@ -24,7 +26,10 @@ JOB = "slurm.job"
 
 
 def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str:
-    """The batch script of the array; `sbatch` reads it."""
+    """The batch script of the array; `sbatch` reads it.
+
+    Raises RecipeError for a folder that Slurm cannot be given.
+    """
     tasks = recipe.job.nodes + recipe.job.spares
     each = -(-recipe.layout.world_size // recipe.job.nodes)
     gpus = [f"#SBATCH --gres=gpu:{each}"] if recipe.train.device == "cuda" else []
@@ -40,11 +45,11 @@ def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str
         *gpus,
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
-        f"#SBATCH --output={run}/log/slurm-%a.log",
+        f"#SBATCH --output={_pattern(str(run))}",
         f"#SBATCH --signal=B:TERM@{_SAVE_S}",
         "",
         "# a node that has to be given up gets SIGTERM in time: ranks save, the task ends",
-        f'"{python}" -m engine.job.join "{run}" &',
+        f"{shlex.quote(python)} -m engine.job.join {shlex.quote(str(run))} &",
         "executor=$!",
         'trap "kill -TERM $executor" TERM',
         "wait $executor",
@@ -53,6 +58,21 @@ def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str
         "exit $code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _pattern(path: str) -> str:
+    """A file name as sbatch reads it in an #SBATCH line.
+
+    Quotes keep blanks and # together, a backslash keeps a quote (but not a blank), and a % is
+    doubled. A backslash that remains would switch off %a: all tasks would write into one log.
+    """
+    if "\\" in path or not path.isprintable():
+        raise RecipeError(
+            f"--run {path!r}: Slurm takes no backslash, line break or control character in a path",
+            remedy="name another --run folder",
+        )
+    text = path.replace("%", "%%").replace('"', '\\"') + "/log/slurm-%a.log"
+    return text if re.fullmatch(r"[\w./%+=:@,-]+", text, re.ASCII) else f'"{text}"'
 
 
 class SlurmLauncher:

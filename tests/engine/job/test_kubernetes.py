@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import MissingError
+from engine.errors import MissingError, RecipeError
 from engine.job.kubernetes import KubernetesLauncher, manifest, pods_on, text
 from engine.spec.job import JobSpec
 from tests.engine.train.single import recipe
@@ -32,6 +32,15 @@ def test_one_job_a_node_and_spare_each_on_a_machine_of_its_own():
     assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
     assert "podAntiAffinity" in pod["affinity"]
     assert "password" not in text(made)
+
+
+def test_nothing_in_a_folder_is_put_in_for_by_the_kubelet():
+    made = manifest(GPU, Path('/runs/a b$(NODE_NAME)"'))
+    pod = next(o for o in made if o["kind"] == "Job")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"][-1] == '/runs/a b$$(NODE_NAME)"'
+    for odd in ("/run:s/a", "/runs/a\nb", "/runs/a\x1b"):
+        with pytest.raises(RecipeError, match="Kubernetes takes no"):
+            manifest(GPU, Path(odd))
 
 
 def test_the_account_may_delete_pods_and_cordon_nodes_and_nothing_else():

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from engine.comm.embedded_redis import find_server
-from engine.errors import MissingError
+from engine.errors import MissingError, RecipeError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
 from engine.job.remote import RemotePlace
@@ -32,9 +33,34 @@ def test_the_script_is_an_array_of_nodes_and_spares_and_holds_no_secret(tmp_path
     assert "#SBATCH --array=0-5\n" in text
     assert "#SBATCH --requeue\n" in text
     assert "--gres" not in text
-    assert f'"python3" -m engine.job.join "{tmp_path}" &' in text
+    assert f"python3 -m engine.job.join {tmp_path} &" in text
     assert "password" not in text
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+ODD = """a b$(touch pwned)"'`c`#%j;&"""
+
+
+def test_no_word_of_a_folder_is_run_or_read_as_an_option(tmp_path: Path):
+    run = tmp_path / ODD
+    run.mkdir()
+    shim = tmp_path / "py thon"
+    shim.write_text('#!/bin/sh\nprintf "%s" "$3" > said\n')
+    shim.chmod(0o755)
+    text = script(recipe(), run, python=str(shim))
+    subprocess.run(["sh", "-s"], input=text, text=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "said").read_text() == str(run)
+    assert not (tmp_path / "pwned").exists()
+    (line,) = [line for line in text.splitlines() if line.startswith("#SBATCH --output=")]
+    # as sbatch cuts a line: shlex knows the same escapes, quotes and comments
+    _, option = shlex.split(line.removeprefix("#"), comments=True)
+    assert option == f"--output={run}/log/slurm-%a.log".replace("%j", "%%j")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\\b", "a\tb", "a\rb"])
+def test_a_folder_that_sbatch_cannot_be_given_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(RecipeError, match="Slurm takes no"):
+        script(recipe(), tmp_path / name)
 
 
 def test_a_recipe_for_gpus_asks_for_them(tmp_path: Path):
@@ -90,6 +116,18 @@ def test_the_next_driver_finds_the_array_and_submits_no_second(cluster: Cluster,
         time.sleep(0.2)
     third.start(tmp_path, 5)
     assert third.job != first.job
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_an_odd_folder_is_where_slurm_writes_its_log(cluster: Cluster, tmp_path: Path):
+    run = tmp_path / ODD
+    (run / "log").mkdir(parents=True)
+    (run / "slurm.sh").write_text(script(recipe(), run, python="echo"))
+    cluster.call("sbatch", str(run / "slurm.sh"))
+    log = run / "log" / "slurm-0.log"
+    cluster.wait(lambda: log.exists() and log.read_text() != "", "the log")
+    assert log.read_text() == f"-m engine.job.join {run}\n"
 
 
 @pytest.mark.parametrize("text", ["", "12; rm -rf", "１２", "-3", "x" * 10_000])
