@@ -26,7 +26,7 @@ from engine.ckpt.catalog import (
     step_folders,
 )
 from engine.ckpt.manifest import COMMITTED
-from engine.ckpt.store import Store, Upload
+from engine.ckpt.store import Store, Upload, open_store
 from engine.errors import EngineError
 from engine.spec.base import NonNegative, Noun, Size
 
@@ -96,8 +96,12 @@ def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
 
 
 def remove_checkpoint(store: Store, folder: str) -> None:
-    """Take back the commit, durably; then delete the data."""
+    """Take back the commit, durably; then delete the data, and last what says whose they were."""
     store.remove([f"{folder}/{COMMITTED}"])
+    names = [found.name for found in store.files(folder)]
+    data = [f"{folder}/{name}" for name in names if not name.startswith(CLAIM)]
+    if data:
+        store.remove(data)
     store.remove_folder(folder)
 
 
@@ -188,7 +192,7 @@ def _decide_uploads(
 def _writer_dead(
     store: Store, info: CheckpointInfo, grace_s: float, now: float
 ) -> tuple[bool, str]:
-    if not any(found.name.startswith(CLAIM) for found in store.files(info.name)):
+    if not _is_ours(store, info.name):
         return False, f"no {CLAIM} of ours in it: another program's folder"
     age = now - info.created_s
     if age > grace_s:
@@ -201,6 +205,14 @@ def _writer_dead(
     if host == platform.node() and isinstance(pid, int) and pid > 0 and not _alive(pid):
         return True, f"never committed, its writer (process {pid}) is gone"
     return False, "being written, or its writer died less than the grace period ago"
+
+
+def _is_ours(store: Store, folder: str) -> bool:
+    """Whether a save of ours began a folder; an empty one is what a removal leaves at its end."""
+    names = [found.name for found in store.files(folder)]
+    if names:
+        return any(name.startswith(CLAIM) for name in names)
+    return not open_store(f"{store.url}/{folder}").folders()
 
 
 def _alive(pid: int) -> bool:

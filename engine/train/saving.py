@@ -102,7 +102,7 @@ class Saver:
 
         wish  `auto`, `never` or a step number. Called by all ranks together.
         """
-        if self._attempt == 0:
+        if self._attempt == 0 and self.spec.path:
             agree(self.gather, self._check_store)
         meta = None
         if wish == "auto" and self.spec.two_stage:

@@ -6,7 +6,7 @@ import torch
 
 from engine.ckpt.catalog import begin_branch, catalog, latest
 from engine.ckpt.manifest import CheckpointMeta
-from engine.ckpt.prune import Retention, keep_newest, plan_prune, prune
+from engine.ckpt.prune import Retention, keep_newest, plan_prune, prune, remove_checkpoint
 from engine.ckpt.save import save_checkpoint
 from engine.ckpt.store import open_store
 from tests.engine.ckpt.state import Ranks, dense, pieces_of, save
@@ -92,11 +92,23 @@ def test_folders_of_other_programs_stay_however_old(saved):
     foreign = saved / "step-00001000"
     (foreign / "sub").mkdir(parents=True)
     (foreign / "mp_rank_00_model_states.pt").write_bytes(b"x")
-    (saved / "step-00002000").mkdir()
+    (saved / "step-00002000" / "empty").mkdir(parents=True)
+    (saved / "step-00003000").mkdir()  # all that is left of a removal
     late = catalog(saved)[-1].created_s + 1e6
     fates = {d.step: (d.action, d.why) for d in plan_prune(saved, Retention(last=4), now_s=late)}
-    assert fates[1000][0] == fates[2000][0] == "keep"
+    assert [fates[step][0] for step in (1000, 2000, 3000)] == ["keep", "keep", "remove"]
     assert "another program" in fates[1000][1]
+
+
+def test_removal_takes_the_marker_first_and_what_says_whose_it_was_last(saved, monkeypatch):
+    store, removed = open_store(saved), []
+    monkeypatch.setattr(store, "remove", removed.append)
+    monkeypatch.setattr(store, "remove_folder", removed.append)
+    remove_checkpoint(store, "step-00000010")
+    assert removed[0] == ["step-00000010/COMMITTED"]
+    assert removed[2] == "step-00000010"
+    assert "step-00000010/manifest.json" in removed[1]
+    assert not any("ATTEMPT" in name for name in removed[1])
 
 
 def test_what_training_went_back_behind_goes_by_hand_only(saved):
@@ -113,21 +125,6 @@ def test_the_trainers_retention(saved):
     keep_newest(saved, 3)
     assert [i.step for i in catalog(saved)] == [20, 30, 40]
     assert keep_newest(saved, 0) == []
-
-
-def test_removal_takes_the_marker_first(saved):
-    store = open_store(saved)
-    calls = []
-
-    class Spy:
-        url = store.url
-        remove = staticmethod(lambda names: calls.extend(names))
-        remove_folder = staticmethod(lambda name: calls.append(name))
-
-    from engine.ckpt.prune import remove_checkpoint
-
-    remove_checkpoint(Spy(), "step-00000010")
-    assert calls == ["step-00000010/COMMITTED", "step-00000010"]
 
 
 def test_the_best_and_the_spikes_are_kept_too(tmp_path):

@@ -77,6 +77,7 @@ def test_orphans_of_dead_attempts_are_found_and_only_those(root):
     begin("step-00000001/rank-00000.safetensors")
     begin("step-00000002/rank-00000.safetensors")
     begin("notes/somebody-else")
+    store.put("step-00000002/ATTEMPT", [memoryview(b"{}")])
     store.put("step-00000002/part-00000.json", [memoryview(b"{}")])
     plan = plan_prune(root, Retention(grace_s=1e10))  # moto says that all uploads began in 2010
     assert {(d.name, d.action) for d in plan} == {
