@@ -23,6 +23,7 @@ RULES = (
     check_run.learning_rate,
     check_run.moments,
     check_run.source,
+    check_run.end_of_document,
     check_run.vocabulary,
     check_run.cluster,
     check_run.device,

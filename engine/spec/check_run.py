@@ -120,6 +120,19 @@ def source(keys: Keys) -> Iterator[Problem]:
         )
 
 
+def end_of_document(keys: Keys) -> Iterator[Problem]:
+    """A token that ends documents can be chosen in a tokenizer.json only."""
+    data = keys.recipe.data
+    if data.eod and data.tokenizer in ("bytes", "bpe"):
+        yield problem(
+            "data.eod",
+            "data.tokenizer",
+            what=f"{keys.show('data.eod')} means nothing with {keys.show('data.tokenizer')}, which "
+            "has an end of its own",
+            remedy="delete data.eod, or set data.tokenizer to the path of a tokenizer.json",
+        )
+
+
 def vocabulary(keys: Keys) -> Iterator[Problem]:
     """The embedding has a row for every token that the recipe itself promises."""
     data, model = keys.recipe.data, keys.recipe.model

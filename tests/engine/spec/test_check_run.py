@@ -31,6 +31,7 @@ CLUSTER = msgspec.to_builtins(CLUSTERS["a100-nvl8"])
      ({"model": {"vocab": 128}}, "model.vocab = 128 is smaller than the 256 tokens",
       "at least 256"),
      ({"data": {"tokenizer": "bpe"}}, "the 4096 tokens of", "at least 4096"),
+     ({"data": {"eod": "</s>"}}, "means nothing with data.tokenizer", "delete data.eod"),
      ({"data": {"tokenizer": "bpe", "bpe_vocab": 256}}, "no room beside", "above 256"),
      ({"cluster": CLUSTER | {"gpus_per_node": 2, "nodes": 2}},
       "= 8 ranks, but the cluster has 2 * 2",
