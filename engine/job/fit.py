@@ -1,10 +1,13 @@
-"""Whether this machine can hold a run at all, found out before anything is started."""
+"""Whether a run can be had at all, on this machine and in its folder, before anything starts."""
 
 import os
 from pathlib import Path
 
-from engine.errors import MissingError
+from engine.ckpt.catalog import describe, parse_folder, step_folders
+from engine.ckpt.store import open_store
+from engine.errors import MissingError, RecipeError
 from engine.spec.recipe import Recipe
+from engine.train.resume import checkpoint_root, checkpoint_to_resume
 
 _RANKS_PER_CORE = 16
 """On CPU ranks share cores; beyond this a step is mostly waiting."""
@@ -32,6 +35,35 @@ def check_machine(recipe: Recipe) -> None:
         )
     if not wants_gpu:
         _check_memory(recipe)
+
+
+def check_resume(recipe: Recipe, folder: Path, wish: str, *, look: bool) -> None:
+    """RecipeError if the run in a folder is beyond the recipe's end already.
+
+    look    whether a certain step has to be there now; ranks may also find it in memory, and say
+            so themselves: CheckpointError
+    """
+    root = checkpoint_root(folder, recipe.checkpoint.path)
+    if wish.isdigit() and look:
+        checkpoint_to_resume(root, wish)
+    done = int(wish) if wish.isdigit() else 0
+    if wish == "auto" and (folder / "recipe.toml").exists():
+        done = _newest_step(root)
+    if done > recipe.train.steps:
+        raise RecipeError(
+            f"{folder}: it would go on after step {done}, but train.steps = {recipe.train.steps}",
+            remedy=f"set train.steps above {done}, continue from an earlier step with --resume "
+            "STEP, or name another --run folder",
+        )
+
+
+def _newest_step(root: str) -> int:
+    """Step of the newest checkpoint that is whole; 0 if there is none."""
+    store = open_store(root)
+    for name in reversed(step_folders(store)):
+        if describe(store, name).state == "committed":
+            return (parse_folder(name) or (0, 1))[0]
+    return 0
 
 
 def _check_memory(recipe: Recipe) -> None:

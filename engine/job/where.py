@@ -1,5 +1,6 @@
 """Where a run's nodes are: here, under Slurm, on Kubernetes; and what would be started there."""
 
+import shlex
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -33,20 +34,26 @@ def known(where: str) -> Where:
 
 def place_of(where: Where, recipe: Recipe) -> Place:
     """The place that a driver works with."""
+    _check(where, recipe)
     if where == "local":
         return LocalPlace()
-    if recipe.train.store == "tcp":
-        raise RecipeError(
-            f"--on {where}: nodes join through Redis, but train.store is tcp",
-            remedy="set train.store = redis, or the URL of a server that all nodes reach",
-        )
-    _check_nodes(where, recipe)
     launcher: Launcher = NoLauncher()
     if where == "slurm":
         launcher = SlurmLauncher(recipe)
     elif where == "k8s":
         launcher = KubernetesLauncher(recipe)
     return RemotePlace(launcher, host=reachable_host())
+
+
+def _check(where: Where, recipe: Recipe) -> None:
+    """What a start there needs of the recipe; RecipeError."""
+    if where != "local" and recipe.train.store == "tcp":
+        raise RecipeError(
+            f"--on {where}: nodes join through Redis, but train.store is tcp",
+            remedy="set train.store = redis, or the URL of a server that all nodes reach",
+        )
+    if where != "local":
+        _check_nodes(where, recipe)
 
 
 def _check_nodes(where: Where, recipe: Recipe) -> None:
@@ -65,9 +72,12 @@ def _check_nodes(where: Where, recipe: Recipe) -> None:
 
 
 def preview(where: Where, recipe: Recipe, folder: Path) -> Start:
-    """The script or manifest of a start, without starting anything."""
-    _check_nodes(where, recipe)
-    shown = f"python -m engine.job.join {folder.resolve()}\n"
+    """The script or manifest of a start, without starting anything.
+
+    Refuses what the start itself would refuse.
+    """
+    _check(where, recipe)
+    shown = f"python -m engine.job.join {shlex.quote(str(folder.resolve()))}\n"
     if where == "slurm":
         shown = script(recipe, folder)
     elif where == "k8s":

@@ -1,5 +1,6 @@
 """`msctl train`: start a run from a recipe on this machine and follow it."""
 
+import shlex
 import statistics
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from engine.job.data import prepare_data
 from engine.job.drills import drill_report
 from engine.job.driver import Driver, Watch
 from engine.job.dry import DryRun, dry_run
-from engine.job.fit import check_machine
+from engine.job.fit import check_machine, check_resume
 from engine.job.run import RunResult, run_folder, valid_resume
 from engine.job.where import Where, known, place_of, preview
 from engine.spec.load import load_recipe
@@ -84,8 +85,10 @@ def train(
     faults = parse_faults(drill or [])
     loaded = load_recipe(recipe, set_ or [])
     check_faults(faults, loaded)
-    _check_resume(resume)
+    _check_options(resume, where, ablation=ablation, drill=bool(faults), dry=dry)
     folder = run_folder(loaded, run, root=runs, resume=resume)
+    if not ablation:
+        check_resume(loaded, folder, resume, look=dry)
     if dry:
         _preview(ui, where, loaded, folder)
         return
@@ -95,20 +98,35 @@ def train(
         _ablate(ui, recipe, list(set_ or []), run or runs / f"{loaded.name}-ablation",
                 rounds=rounds, steps=steps or 10)  # fmt: skip
         return
-    ui.note(prepare_data(loaded))
-    with Live(ui, loaded) as live:
-        watch = Watch(on_step=live.step, on_note=live.note)
-        driver = Driver(loaded, folder, watch, place=place_of(where, loaded), drills=faults)
+    _drive(ui, Driver(loaded, folder, Watch(), place=place_of(where, loaded), drills=faults),
+           steps=steps, resume=resume, score=bool(faults))  # fmt: skip
+
+
+def _drive(ui: Ui, driver: Driver, *, steps: int, resume: str, score: bool) -> None:
+    """Run it to its end, show it meanwhile, and say how it went."""
+    ui.note(prepare_data(driver.recipe))
+    with Live(ui, driver.recipe) as live:
+        driver.watch = Watch(on_step=live.step, on_note=live.note)
         result = driver.run(steps=steps, resume=resume)
-    if faults:
+    if score:
         _score(ui, driver, result)
     else:
-        _end(ui, folder, result)
+        _end(ui, driver.folder, result)
 
 
-def _check_resume(wish: str) -> None:
+def _check_options(wish: str, where: Where, *, ablation: bool, drill: bool, dry: bool) -> None:
+    """What --resume does not know, and what --ablate would pass over in silence."""
     if not valid_resume(wish):
         raise RecipeError(f"--resume {wish}: not auto, never or a step", remedy="use --resume auto")
+    others = {
+        "--drill": drill, "--dry-run": dry, "--on": where != "local", "--resume": wish != "auto"
+    }  # fmt: skip
+    beside = [name for name, is_given in others.items() if is_given]
+    if ablation and beside:
+        raise RecipeError(
+            f"--ablate does not go with {', '.join(beside)}",
+            remedy="give --ablate without them",
+        )
 
 
 def _ablate(
@@ -140,7 +158,7 @@ def _end(ui: Ui, folder: Path, result: RunResult) -> None:
     """How a run went; code 130 if a person stopped it."""
     ui.result(result, show_result)
     ui.note(f"wrote {folder}")
-    ui.hint(f"`msctl diagnose --job {folder.name}` says where the time went")
+    ui.hint(f"`msctl diagnose {shlex.quote(str(folder))}` says where the time went")
     if result.ended == "interrupted":
         raise typer.Exit(130)
 

@@ -7,11 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.comm.listen import listening_socket
 from engine.job.run import RunResult, read_result
 from msctl.commands.train import show_result
 from msctl.ui import Ui
+from tests.engine.ckpt.state import dense, save
 
 RECIPE = """
 name = "case"
@@ -105,6 +107,42 @@ def test_a_drill_that_the_job_cannot_have_is_refused_before_anything(msctl, reci
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--drill", "kill"], "--drill"),
+        (["--dry-run"], "--dry-run"),
+        (["--on", "slurm", "--set", "train.store=redis"], "--on"),
+        (["--drill", "kill", "--dry-run", "--resume", "never"], "--drill, --dry-run, --resume"),
+    ],
+)
+def test_ablate_passes_over_no_option_in_silence(msctl, recipe, tmp_path, more, said):
+    ended = msctl("train", recipe, "--ablate", "--runs", str(tmp_path / "runs"), *more)
+    assert (ended.code, ended.out) == (3, "")
+    assert f"--ablate does not go with {said}" in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(msctl, recipe, tmp_path):
+    run = str(tmp_path / "run")
+    ended = msctl("train", recipe, "--run", run, "--dry-run", "--on", "slurm")
+    assert (ended.code, "train.store is tcp" in ended.err) == (3, True)
+    ended = msctl("train", recipe, "--run", run, "--dry-run", "--resume", "2")
+    assert (ended.code, "no committed checkpoint of step 2" in ended.err) == (3, True)
+    more = ("--set", "data.eod=</s>", "--set", "data.tokenizer=bytes")
+    ended = msctl("train", recipe, "--run", run, "--dry-run", *more)
+    assert (ended.code, "data.eod" in ended.err) == (3, True)
+
+
+def test_a_run_beyond_the_recipes_end_starts_nothing(msctl, recipe, tmp_path):
+    save(tmp_path / "run" / "ckpt", 7, 1, 1, dense(torch.float32))
+    (tmp_path / "run" / "recipe.toml").write_text(RECIPE)
+    ended = msctl("train", recipe, "--run", str(tmp_path / "run"))
+    assert ended.code == 3
+    assert "it would go on after step 7, but train.steps = 3" in ended.err
+    assert not (tmp_path / "run" / "log").exists()
+
+
 def test_a_run_that_must_not_be_overwritten_is_refused(msctl, recipe, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -158,7 +196,8 @@ def test_a_run_prints_one_document_and_talks_on_stderr(msctl, recipe, tmp_path):
     document = json.loads(ended.out)
     assert (document["ended"], document["steps"], document["total_steps"]) == ("done", 2, 3)
     assert document["job"] == "run"
-    for text in ("samples", "nursery ready", "step 1/3", "step 2/3", f"wrote {run}"):
+    hint = f"hint: `msctl diagnose {run}` says"
+    for text in ("samples", "nursery ready", "step 1/3", "step 2/3", f"wrote {run}", hint):
         assert text in ended.err
     again = msctl("train", recipe, "--run", str(run), "-q")
     assert (again.code, again.err) == (0, "")

@@ -2,18 +2,41 @@
 
 import msgspec
 import pytest
+import torch
 
-from engine.errors import MissingError
+from engine.errors import CheckpointError, MissingError, RecipeError
 from engine.job import fit
-from engine.job.fit import check_machine
+from engine.job.fit import check_machine, check_resume
 from engine.spec.layout import ParallelLayout
 from engine.spec.presets import model_preset
 from engine.spec.recipe import Recipe
+from tests.engine.ckpt.state import dense, save
 from tests.engine.train.single import recipe
 
 
 def made(device: str = "cpu", **fields: object) -> Recipe:
     return msgspec.structs.replace(recipe(train={"device": device}), **fields)
+
+
+def test_a_run_beyond_the_recipes_end_is_refused(tmp_path):
+    one = recipe(checkpoint={"path": str(tmp_path / "kept")}, train={"steps": 6})
+    check_resume(one, tmp_path, "auto", look=True)
+    save(tmp_path / "kept", 7, 1, 1, dense(torch.float32))
+    check_resume(one, tmp_path, "auto", look=True)  # no run of this folder
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(RecipeError, match=r"go on after step 7, but train\.steps = 6"):
+        check_resume(one, tmp_path, "auto", look=False)
+    check_resume(one, tmp_path, "never", look=False)
+    check_resume(recipe(train={"steps": 7}), tmp_path, "auto", look=False)
+
+
+def test_a_step_to_resume_is_looked_for_if_asked(tmp_path):
+    one = recipe(checkpoint={"path": str(tmp_path / "kept")}, train={"steps": 6})
+    save(tmp_path / "kept", 4, 1, 1, dense(torch.float32))
+    check_resume(one, tmp_path, "4", look=True)
+    check_resume(one, tmp_path, "5", look=False)
+    with pytest.raises(CheckpointError, match="no committed checkpoint of step 5"):
+        check_resume(one, tmp_path, "5", look=True)
 
 
 def test_a_small_run_fits():

@@ -31,6 +31,8 @@ def test_places_elsewhere_need_a_redis():
     for where in ("slurm", "k8s", "join"):
         with pytest.raises(RecipeError, match=r"train\.store is tcp"):
             place_of(where, stored("tcp"))
+        with pytest.raises(RecipeError, match=r"train\.store is tcp"):
+            preview(where, stored("tcp"), Path("run"))
         assert isinstance(place_of(where, stored("redis")), RemotePlace)
 
 
@@ -49,7 +51,9 @@ def test_a_node_is_not_asked_for_more_devices_than_it_has(tmp_path: Path):
 
 
 def test_a_preview_starts_nothing(tmp_path: Path):
-    assert "sbatch" not in preview("slurm", recipe(), tmp_path).text.lower().split()[0]
-    assert preview("slurm", recipe(), tmp_path).text.startswith("#!/bin/sh\n")
-    assert msgspec.json.decode(preview("k8s", recipe(), tmp_path).text)["kind"] == "List"
+    one = stored("redis")
+    assert "sbatch" not in preview("slurm", one, tmp_path).text.lower().split()[0]
+    assert preview("slurm", one, tmp_path).text.startswith("#!/bin/sh\n")
+    assert msgspec.json.decode(preview("k8s", one, tmp_path).text)["kind"] == "List"
+    assert preview("join", one, tmp_path / "a b").text.endswith(f" '{tmp_path}/a b'\n")
     assert list(tmp_path.iterdir()) == []
