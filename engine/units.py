@@ -58,6 +58,11 @@ def show_count(value: float, unit: str = "") -> str:
     return f"{digits} {suffix}{unit}".rstrip()
 
 
+def show_number(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show_ratio(value: float) -> str:
     """`0.552` as `55.2 %`."""
     return f"{100 * value:.1f} %"

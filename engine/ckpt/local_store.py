@@ -106,7 +106,7 @@ class LocalStore:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise self._failed(name, error) from error
+            raise self._unwritable(name, error) from error
 
     def put_image(
         self, name: str, memory: memoryview, size: int, passed: Callable[[memoryview], None]
@@ -130,7 +130,7 @@ class LocalStore:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise self._failed(name, error) from error
+            raise self._unwritable(name, error) from error
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a draft, then link it: the name appears with its whole content or not at all."""
@@ -146,7 +146,7 @@ class LocalStore:
             os.unlink(draft)
             _sync_folder(path.parent)
         except OSError as error:
-            raise self._failed(name, error) from error
+            raise self._unwritable(name, error) from error
         return made
 
     def settle(self, folder: str) -> None:
@@ -193,6 +193,22 @@ class LocalStore:
         for folder in reversed(made):
             folder.mkdir(exist_ok=True)
             _sync_folder(folder.parent)
+
+    def _unwritable(self, name: str, error: OSError) -> EngineError:
+        """Of a file that was to be made: what stands in its way, if that can be seen."""
+        path = self.root / name
+        for above in reversed(path.parents):
+            if above.exists() and not above.is_dir():
+                return CheckpointError(
+                    f"{self.url}: {above} is a file, so nothing can be written below it",
+                    remedy="name a folder to write to",
+                )
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return CheckpointError(
+                f"{self.url}: no folder can be made here: {os.strerror(error.errno)}",
+                remedy="name a folder to write to on another file system",
+            )
+        return self._failed(name, error)
 
     def _failed(self, name: str, error: OSError) -> EngineError:
         what = f"{self.url}/{name}: {os.strerror(error.errno) if error.errno else error}"

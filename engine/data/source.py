@@ -211,13 +211,13 @@ def _remote(source: str, spec: DataSpec) -> list[SourceFile]:
             f"data.source: {source}: {error}",
             remedy="install the package for this kind of store, e.g. `pip install 'msctl[s3]'`",
         ) from error
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        why = error.__cause__
+        if isinstance(why, OSError) and not isinstance(why, FileNotFoundError):
+            raise _unreachable(source, why) from error  # a server that is not there has no files
         entries, named = [], True
     except Exception as error:
-        raise RecipeError(
-            f"data.source: {source}: {type(error).__name__}: {error}",
-            remedy="check the URL, the network and the credentials",
-        ) from error
+        raise _unreachable(source, error) from error
     files = []
     for entry in sorted(entries, key=lambda e: str(e["name"])):
         name, size = str(entry["name"]), int(entry.get("size") or 0)
@@ -237,6 +237,13 @@ def _remote(source: str, spec: DataSpec) -> list[SourceFile]:
     if not files:
         raise _nothing(source, spec)
     return files
+
+
+def _unreachable(source: str, error: Exception) -> RecipeError:
+    return RecipeError(
+        f"data.source: {source}: {type(error).__name__}: {error}",
+        remedy="check the URL, the network and the credentials",
+    )
 
 
 def _listing(fs: Any, path: str) -> tuple[list[dict[str, Any]], bool]:

@@ -6,6 +6,7 @@ manifest needs a volume that all pods and the driver see, for the run folder.
 """
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,9 @@ from engine.spec.recipe import Recipe
 _TIMEOUT_S = 30.0
 _REASON = 200
 _LABEL = "msctl.dev/job"
+_NO_SERVER = re.compile("dial tcp|connection refused|no such host|Unable to connect|i/o timeout")
+"""What kubectl says where no API server is reached."""
+
 Object = dict[str, Any]
 
 
@@ -199,10 +203,11 @@ def kubectl(*words: str, given: str = "", must: bool = True) -> str:
             "kubectl does not answer", remedy="check the cluster with `kubectl cluster-info`"
         ) from None
     if ended.returncode and must:
-        raise MissingError(
-            f"`kubectl {' '.join(words[:2])}` failed: {ended.stderr.strip()[:200]}",
-            remedy="check the rights of this user: `kubectl auth can-i --list`",
-        )
+        remedy = "check the rights of this user: `kubectl auth can-i --list`"
+        if _NO_SERVER.search(ended.stderr):
+            remedy = "check which cluster kubectl talks to: `kubectl cluster-info`"
+        said = " ".join(ended.stderr.split())[:200]
+        raise MissingError(f"`kubectl {' '.join(words[:2])}` failed: {said}", remedy=remedy)
     return ended.stdout
 
 

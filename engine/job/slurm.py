@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.errors import MissingError, RecipeError
 from engine.spec.recipe import Recipe
+from engine.units import show_number
 
 _SAVE_S = 60
 _REASON = 80
@@ -21,6 +22,11 @@ _TIMEOUT_S = 30.0
 _LONGEST_ID = 32
 _ALIVE = "PENDING,RUNNING,CONFIGURING,SUSPENDED"
 SCRIPT = "slurm.sh"
+_NO_CONTROLLER = re.compile(
+    "configuration source|fetch_config|Unable to contact slurm controller|Connection refused"
+)
+"""What Slurm's commands say where no controller is known or reached."""
+
 JOB = "slurm.job"
 """The number of the array, for the next driver."""
 
@@ -36,7 +42,8 @@ def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str
     run = folder.resolve()
     lines = [
         "#!/bin/sh",
-        f"# {recipe.job.nodes} nodes and {recipe.job.spares} spares, each a task of its own",
+        f"# {show_number(recipe.job.nodes, 'node')} and "
+        f"{show_number(recipe.job.spares, 'spare')}, each a task of its own",
         f"#SBATCH --job-name=msctl-{recipe.name}",
         f"#SBATCH --array=0-{tasks - 1}",
         "#SBATCH --nodes=1",
@@ -142,8 +149,9 @@ def call(*command: str, must: bool = True) -> str:
             f"`{command[0]}` does not answer", remedy="check slurmctld with `scontrol ping`"
         ) from None
     if ended.returncode and must:
-        raise MissingError(
-            f"`{' '.join(command[:2])}` failed: {ended.stderr.strip()[:200]}",
-            remedy="check that this user may submit jobs and update nodes (an operator of Slurm)",
-        )
+        remedy = "check that this user may submit jobs and update nodes (an operator of Slurm)"
+        if _NO_CONTROLLER.search(ended.stderr):
+            remedy = "run this where Slurm is configured; `scontrol ping` shows its controllers"
+        said = " ".join(ended.stderr.split())[:200]
+        raise MissingError(f"`{' '.join(command[:2])}` failed: {said}", remedy=remedy)
     return ended.stdout

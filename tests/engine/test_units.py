@@ -59,6 +59,11 @@ def test_parse_bytes(text, value):
     assert units.parse_bytes(text) == value
 
 
+def test_one_is_no_plural():
+    shown = [units.show_number(count, "rank") for count in (0, 1, 2)]
+    assert shown == ["0 ranks", "1 rank", "2 ranks"]
+
+
 @pytest.mark.parametrize("text", ["", "GiB", "ten", "1 XB"])
 def test_parse_bytes_refuses(text):
     with pytest.raises(ValueError, match="could not convert"):

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +180,18 @@ def test_a_file_where_a_folder_should_be(store, tmp_path):
     assert (below.folders(), below.files("a"), below.get("a/b", 1)) == ([], [], None)
     with pytest.raises(CheckpointError):
         below.put("a/b", [])
+
+
+def test_what_stands_in_the_way_of_a_new_file_is_named(tmp_path):
+    file = tmp_path / "a.toml"
+    file.touch()
+    for root in (file, file / "sub"):
+        for write in (lambda s: s.put("x/y", [memoryview(b"1")]), lambda s: s.create("x/y", b"1")):
+            with pytest.raises(CheckpointError) as caught:
+                write(LocalStore(root))
+            assert caught.value.what.endswith(
+                f"{file} is a file, so nothing can be written below it"
+            )
+    with pytest.raises(CheckpointError, match=r"^/proc/x: no folder can be made here") as caught:
+        LocalStore(Path("/proc/x")).create("y/z", b"1")
+    assert "ckpt list" not in caught.value.remedy

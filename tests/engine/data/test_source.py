@@ -1,4 +1,5 @@
 import os
+import socket
 import sysconfig
 
 import fsspec
@@ -88,6 +89,15 @@ def test_urls_go_through_fsspec():
             resolve(spec("memory://nowhere"))
     finally:
         fs.rm("/src", recursive=True)
+
+
+def test_a_server_that_is_not_there_is_no_empty_folder():
+    pytest.importorskip("aiohttp")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(RecipeError, match=r"Cannot connect|Connect call failed") as caught:
+        resolve(spec(f"http://127.0.0.1:{port}/x"))
+    assert "check the URL, the network" in caught.value.remedy
 
 
 def test_an_unknown_kind_of_url_names_it():

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engine.errors import MissingError, RecipeError
-from engine.job.kubernetes import KubernetesLauncher, manifest, pods_on, text
+from engine.job.kubernetes import KubernetesLauncher, kubectl, manifest, pods_on, text
 from engine.spec.job import JobSpec
 from tests.engine.train.single import recipe
 
@@ -90,3 +90,20 @@ def test_without_kubectl_the_remedy_is_the_dry_run(tmp_path: Path, monkeypatch):
     with pytest.raises(MissingError) as caught:
         KubernetesLauncher(GPU).start(tmp_path, 1)
     assert "--dry-run" in caught.value.remedy
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("dial tcp 127.0.0.1:8080: connect: connection refused", "kubectl cluster-info"),
+        ("Error from server (Forbidden): jobs.batch is forbidden", "kubectl auth can-i"),
+    ],
+)
+def test_the_hint_fits_what_kubectl_says(tmp_path: Path, monkeypatch, said: str, remedy: str):
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(MissingError, match="kubectl get") as caught:
+        kubectl("get", "pods")
+    assert remedy in caught.value.remedy

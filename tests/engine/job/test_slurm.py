@@ -74,6 +74,24 @@ def test_without_slurm_it_says_what_is_missing(tmp_path: Path, monkeypatch):
         SlurmLauncher(recipe()).start(tmp_path, 1)
 
 
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("sbatch: fatal: Could not establish a configuration source", "scontrol ping"),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", "scontrol ping"),
+        ("sbatch: error: Invalid account or account/partition", "may submit jobs"),
+    ],
+)
+def test_the_hint_fits_what_slurm_says(tmp_path: Path, monkeypatch, said: str, remedy: str):
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(MissingError, match="sbatch --parsable") as caught:
+        SlurmLauncher(recipe()).start(tmp_path, 1)
+    assert remedy in caught.value.remedy
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     missing = [p for p in PROGRAMS if shutil.which(p) is None]
