@@ -8,6 +8,7 @@ from engine.ckpt.store import open_store
 from engine.errors import MissingError, RecipeError
 from engine.spec.recipe import Recipe
 from engine.train.resume import checkpoint_root, checkpoint_to_resume
+from engine.units import show_number
 
 _RANKS_PER_CORE = 16
 """On CPU ranks share cores; beyond this a step is mostly waiting."""
@@ -29,7 +30,8 @@ def check_machine(recipe: Recipe) -> None:
     if world > limit:
         kind = "CUDA devices" if wants_gpu else "ranks on its CPU"
         raise MissingError(
-            f"layout: {world} ranks are needed, this machine has room for {limit} {kind}",
+            f"layout: {show_number(world, 'rank')} {'is' if world == 1 else 'are'} needed, "
+            f"this machine has room for {limit} {kind}",
             remedy="run it on the cluster, look at it here with --dry-run, or shrink it, e.g. "
             "--set layout.tp=1 --set layout.pp=1 --set layout.vpp=1 --set layout.dp=1",
         )

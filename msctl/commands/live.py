@@ -50,12 +50,13 @@ class Live:
 
     def _line(self, m: StepMetrics) -> str:
         total = self.recipe.train.steps
-        eta = (total - m.step) * sum(self._recent) / len(self._recent)
+        left = (total - m.step) * sum(self._recent) / len(self._recent)
+        eta = f"  ETA {show_seconds(left)}" if left > 0 else ""
         held_out = "" if m.val_loss_per_byte is None else (
             f"  held-out {m.val_loss_per_byte:.4f} nats/byte"
         )  # fmt: skip
         return (
             f"step {m.step}/{total}  loss {m.loss:.4f}  grad {m.grad_norm:.3f}  "
             f"{show_count(m.tokens_per_s)} tokens/s  MFU {show_ratio(m.mfu)}  "
-            f"step {show_seconds(m.step_s)}  ETA {show_seconds(eta)}{held_out}"
+            f"step {show_seconds(m.step_s)}{eta}{held_out}"
         )

@@ -19,7 +19,7 @@ from engine.job.where import Where, known, place_of, preview
 from engine.spec.load import load_recipe
 from engine.spec.recipe import Recipe
 from engine.train.drill import check_faults, parse_faults
-from engine.units import show_bytes, show_count, show_ratio, show_seconds
+from engine.units import show_bytes, show_count, show_number, show_ratio, show_seconds
 from msctl.commands.live import Live
 from msctl.commands.train_show import show_drill, show_start, watch_run
 from msctl.flags import RecipePath, Sets, command_flags
@@ -199,7 +199,8 @@ def show_ladder(ui: Ui, ladder: Ladder) -> None:
 
 def show_dry_run(ui: Ui, dry: DryRun) -> None:
     """Layout, memory per stage and the schedule's first part."""
-    ui.sentence(f"{show_count(dry.model_params)} parameters, {dry.world} ranks: {dry.layout}")
+    ranks = show_number(dry.world, "rank")
+    ui.sentence(f"{show_count(dry.model_params)} parameters, {ranks}: {dry.layout}")
     ui.sentence(f"{dry.microbatches} micro-batches a step, schedule {dry.schedule}, "
             f"bubble {show_ratio(dry.bubble)} of the ideal step")  # fmt: skip
     rows = [

@@ -6,7 +6,7 @@ from engine.job.drills import DrillReport
 from engine.job.follow import follow
 from engine.job.view import JobView
 from engine.job.where import Start
-from engine.units import show_ratio, show_seconds
+from engine.units import show_number, show_ratio, show_seconds
 from msctl.ui import Ui
 
 
@@ -39,8 +39,8 @@ def line_of(view: JobView) -> str:
     well = sum(node.state in ("active", "ready") for node in view.nodes)
     return (
         f"{view.job} {view.state}: step {view.step}/{view.total_steps}{loss}  "
-        f"MFU {show_ratio(view.mfu)}  {well} of {len(view.nodes)} nodes well  "
-        f"{view.restarts} restarts{eta}"
+        f"MFU {show_ratio(view.mfu)}  {well} of {show_number(len(view.nodes), 'node')} well  "
+        f"{show_number(view.restarts, 'restart')}{eta}"
     )
 
 
@@ -73,7 +73,8 @@ def show_start(ui: Ui, start: Start) -> None:
 def show_drill(ui: Ui, report: DrillReport) -> None:
     """One row per fault."""
     ui.sentence(
-        f"{report.job} {report.ended} after {report.steps} steps, {report.restarts} restarts"
+        f"{report.job} {report.ended} after {show_number(report.steps, 'step')}, "
+        f"{show_number(report.restarts, 'restart')}"
     )
     rows = [
         (

@@ -41,6 +41,12 @@ def test_lines_come_as_often_as_the_recipe_says_and_at_the_end(capsys):
     assert steps == ["step 4", "step 8", "step 10"]
 
 
+def test_the_last_step_has_no_time_to_come(capsys):
+    follow(Ui(), range(9, 11))
+    lines = capsys.readouterr().err.splitlines()
+    assert ["ETA" in line for line in lines] == [True, False]
+
+
 def test_a_validation_is_always_told(capsys):
     follow(Ui(), range(3, 4), log_every=100, val_loss=1.5, val_loss_per_byte=1.25)
     assert "held-out 1.2500 nats/byte" in capsys.readouterr().err

@@ -14,7 +14,7 @@ VIEW = JobView(
 
 def test_a_job_in_one_line():
     assert line_of(VIEW) == (
-        "tiny done: step 200/200  loss 2.0000  MFU 0.0 %  1 of 2 nodes well  1 restarts"
+        "tiny done: step 200/200  loss 2.0000  MFU 0.0 %  1 of 2 nodes well  1 restart"
     )
 
 
