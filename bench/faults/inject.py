@@ -390,10 +390,10 @@ def _clock(hit: _Hit) -> Struck:
 
 def _torn(hit: _Hit) -> Struck:
     pid = hit.job.rank_pid(hit.rank)
-    tear_checkpoint(hit.job.folder / "ckpt")
+    wrong = "" if tear_checkpoint(hit.job.folder / "ckpt") else "skip: no checkpoint to tear"
     now = time.time()
     kill(pid, signal.SIGKILL)
-    return hit.rank_is(now)
+    return hit.rank_is(now)._replace(wrong=wrong)
 
 
 def _disk_full(hit: _Hit) -> Struck:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 def executor_of(folder: Path, node: str) -> int:
     """The executor of a node that joined the job of a run folder; 0 if there is none."""
-    wanted = [b"-m", b"engine.job.join", str(folder).encode(), node.encode()]
+    wanted = [b"-m", b"engine.job.join", str(folder.absolute()).encode(), node.encode()]
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")

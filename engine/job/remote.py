@@ -257,9 +257,10 @@ class ProcessLauncher:
         log = self._folder / "log" / f"executor-{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         words = self._wrap(name) if self._wrap else []
+        folder = self._folder.absolute()  # as `executor_of` looks for it, from any place
         with log.open("ab") as output:
             self.processes[name] = subprocess.Popen(
-                [*words, sys.executable, "-m", "engine.job.join", str(self._folder), name],
+                [*words, sys.executable, "-m", "engine.job.join", str(folder), name],
                 env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip

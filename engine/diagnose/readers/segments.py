@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from engine.diagnose.parts import PARTS
 from engine.diagnose.readers.files import FileFault, read_limited
+from engine.diagnose.readers.names import rank_of_name
 
 _LIMIT = 1 << 30
 _LONGEST = 1e9
 """Seconds: beyond 30 years a duration is none."""
-_RANK = re.compile(r"(\d{1,7})(?:\.\w+)*$")
 _UNITS = (
     ("dur_ms", 1e-3), ("duration_ms", 1e-3), ("dur_us", 1e-6), ("dur_ns", 1e-9),
     ("dur_s", 1.0), ("duration_s", 1.0), ("seconds", 1.0),
@@ -63,12 +63,12 @@ def read_segments(paths: Iterable[Path]) -> tuple[Segments | None, list[tuple[st
     sums: dict[int, dict[tuple[str, int], float]] = {}
     faults: list[tuple[str, str]] = []
     for path in paths:
-        found = _RANK.search(path.name)
-        if found is None:
+        rank = rank_of_name(path.name)
+        if rank is None:
             faults.append((str(path), "its name does not tell a rank"))
             continue
         try:
-            sums[int(found[1])] = _sums(read_limited(path, _LIMIT))
+            sums[rank] = _sums(read_limited(path, _LIMIT))
         except FileFault as fault:
             faults.append((str(path), str(fault)))
     sums = {rank: cells for rank, cells in sums.items() if cells}
