@@ -45,7 +45,7 @@ class JobSpec(Noun, frozen=True, kw_only=True):
     grace_s: Annotated[
         NonNegative, doc("a silent node whose peers still make steps is waited for so long")
     ] = 30.0
-    hang_s: Annotated[Positive, doc("a step is never called hung before this")] = 5.0
+    hang_s: Annotated[Positive, doc("a step is never called hung before this")] = 4.5
     hang_steps: Annotated[Positive, doc("nor before so many of its usual lengths")] = 3.0
     start_s: Annotated[Positive, doc("longest time from the start of ranks to the first step")] = (
         120.0
