@@ -7,7 +7,7 @@ over, which is why there is no SQL here.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent import futures
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -144,7 +144,7 @@ def _outcomes(files: dict[int, Path], keep: int) -> Iterator[tuple[int, "_Outcom
     if len(jobs) < _ALONE or cores() < 2:
         yield from map(_outcome, jobs)
         return
-    with ProcessPoolExecutor(cores()) as pool:
+    with futures.ProcessPoolExecutor(cores()) as pool:
         yield from pool.map(_outcome, jobs, chunksize=64)
 
 

@@ -1,7 +1,7 @@
 """Read all logs of a job: over several processes when there is much of it, with progress."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent import futures
 from pathlib import Path
 
 from engine.diagnose.logs.scan import FileScan, Scanner
@@ -53,7 +53,7 @@ def _scanned(paths: list[Path], total: int) -> Iterable[list[FileScan]]:
         scanner = Scanner()
         yield from ([scanner.scan(path) for path in batch] for batch in batches)
         return
-    with ProcessPoolExecutor(cores()) as pool:
+    with futures.ProcessPoolExecutor(cores()) as pool:
         yield from pool.map(scan_batch, batches)
 
 

@@ -7,7 +7,7 @@ send or receive.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ def read_dumps(paths: Sequence[Path]) -> Iterator[tuple[Path, "Dump | str"]]:
     if cores() < 2 or len(paths) < 2 or sum(map(size_of, paths)) < _ALONE:
         yield from zip(paths, map(_outcome, paths), strict=True)
         return
-    with ProcessPoolExecutor(min(cores(), len(paths))) as pool:
+    with futures.ProcessPoolExecutor(min(cores(), len(paths))) as pool:
         yield from zip(paths, pool.map(_outcome, paths, chunksize=4), strict=True)
 
 
