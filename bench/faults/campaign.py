@@ -27,8 +27,8 @@ from bench.faults.processes import node_family, rank_pid
 from bench.faults.rows import append_rows, known_rows
 from engine.job.incident import Incident, Recovery, read_recoveries
 from engine.job.keeper import read_join
-from engine.job.processes import family_of
 from engine.job.view import JobView, read_view
+from engine.processes import family_of
 from engine.train.metrics import read_metrics
 
 NODES, SPARES = 4, 1

@@ -21,7 +21,7 @@ from bench.faults.net import Network
 from engine.comm.resp import Client, parse_url
 from engine.job.drills import tear_checkpoint
 from engine.job.keeper import read_join
-from engine.job.processes import family_of
+from engine.processes import family_of
 
 if TYPE_CHECKING:
     from bench.faults.campaign import Job

@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from engine.job.processes import executor_of, family_of
+from engine.job.processes import executor_of
+from engine.processes import family_of
 
 
 def rank_pid(folder: Path, rank: int) -> int:

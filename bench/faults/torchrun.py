@@ -32,8 +32,8 @@ from bench.faults.net import Network
 from bench.faults.processes import node_family, rank_pid
 from bench.faults.rows import append_rows, read_rows
 from engine.job.incident import read_recoveries
-from engine.job.processes import family_of
 from engine.job.view import read_view
+from engine.processes import family_of
 from engine.train.metrics import read_metrics
 
 FAULTS = ("kill", "stop", "node")

@@ -27,6 +27,7 @@ import xxhash
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.save import Part
 from engine.errors import CheckpointError, MissingError
+from engine.processes import state_of
 from engine.spec.base import Noun
 from engine.units import show_bytes
 
@@ -261,7 +262,7 @@ class Spool:
         end, moved_s = time.monotonic() + within_s, time.monotonic()
         while (lock := self.take(name)) is None:
             pid = holder_of(self.folder / f"{name}.lock")
-            state, now = process_state(pid), time.monotonic()
+            state, now = state_of(pid), time.monotonic()
             moved_s = moved_s if state == "T" else now
             if now - moved_s > _STILL_S:
                 logger.warning("ending process %d of an earlier start: it stands still", pid)
@@ -311,15 +312,6 @@ def holder_of(path: Path) -> int:
         if words[1:2] == ["FLOCK"] and words[5].rpartition(":")[2] == str(number):
             return max(0, int(words[4]))
     return 0
-
-
-def process_state(pid: int) -> str:
-    """One letter of /proc: R, S, D, T, Z; empty if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[0]
 
 
 def map_slot(path: Path, size: int, *, create: bool) -> mmap.mmap:

@@ -18,7 +18,7 @@ from engine.ckpt.catalog import describe, step_folders
 from engine.ckpt.local_store import LocalStore
 from engine.ckpt.store import open_store
 from engine.job.incident import Recovery
-from engine.job.processes import family_of, parent_of
+from engine.processes import family_of, parent_of
 from engine.spec.base import Noun, doc
 from engine.train.drill import Fault
 from engine.train.resume import checkpoint_root

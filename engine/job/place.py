@@ -20,9 +20,9 @@ import msgspec
 from engine.job.link import DriverLink
 from engine.job.nodes import Link, Node
 from engine.job.order import ExecutorTask
-from engine.job.ranks import state_of
 from engine.job.server import Server, job_server
 from engine.job.start import StartRecord
+from engine.processes import state_of
 from engine.spec.recipe import Recipe
 
 _END_S = 12.0

@@ -7,6 +7,7 @@ from pathlib import Path
 from engine.health.heartbeat import Health, RankBeat
 from engine.health.heartbeat_slot import Slots
 from engine.job.nursery import Report
+from engine.processes import state_of
 
 _SILENT_S = 1.5
 _OVERLOAD = 2.0
@@ -151,12 +152,6 @@ def trouble_in(log: Path) -> str:
         if any(sign in line for sign in _SIGNS):
             return "".join(c if c.isprintable() else "?" for c in line)[:300]
     return ""
-
-
-def state_of(pid: int) -> str:
-    """The kernel's letter for a process's state; empty if there is none."""
-    text = _read(Path(f"/proc/{pid}/stat"))
-    return text.rpartition(")")[2].split()[0] if ")" in text else ""
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = {
     "msctl": 10, "job": 9, "train": 8, "parallel": 7, "model": 6, "optim": 6, "data": 6, "ckpt": 6,
     "health": 6, "ops": 5, "comm": 5, "plan": 4, "diagnose": 4, "device": 4, "schedule": 3.5,
-    "events": 3, "spec": 2, "units": 1, "log": 1, "errors": 0,
+    "events": 3, "spec": 2, "units": 1, "log": 1, "processes": 1, "errors": 0,
 }  # fmt: skip
 """Room -> row; a room imports only rooms of lower rows."""
 

@@ -16,7 +16,7 @@ from engine.comm.listen import listening_socket
 from engine.health.heartbeat import Heartbeat, decode_beat
 from engine.job.link import DriverLink
 from engine.job.order import ExecutorTask, Order
-from engine.job.processes import family_of
+from engine.processes import family_of
 from engine.spec.load import dump_recipe
 from engine.train.task import RankTask
 from tests.engine.train.single import recipe

@@ -13,9 +13,9 @@ from engine.comm.embedded_redis import find_server
 from engine.comm.resp import Client, parse_url
 from engine.errors import MissingError
 from engine.job.keeper import FILE, Join, find_or_start, read_join
-from engine.job.processes import family_of
 from engine.job.remote import Kept
 from engine.job.server import Server, ServerLost
+from engine.processes import family_of
 
 pytestmark = pytest.mark.multi
 

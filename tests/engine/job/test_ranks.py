@@ -11,7 +11,8 @@ import pytest
 
 from engine.health.heartbeat_slot import Slots, Work
 from engine.job.nursery import Report
-from engine.job.ranks import Ranks, state_of, trouble_in
+from engine.job.ranks import Ranks, trouble_in
+from engine.processes import state_of
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from engine.ckpt.catalog import catalog
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
 from engine.job.place import LocalPlace
-from engine.job.processes import family_of
+from engine.processes import family_of
 from engine.spec.recipe import Recipe
 from engine.train.metrics import StepMetrics, read_metrics
 from tests.engine.job.test_driver import made, processes_of
