@@ -1,7 +1,8 @@
 """A job on Kubernetes: one Job of one pod per node, spares among them, that join through Redis.
 
 A pod is bound to a node of its own; replacing one touches nothing else. A bad node is cordoned and
-its pod deleted: its Job makes a new one elsewhere. The service account may do exactly that. The
+its pod deleted: its Job makes a new one elsewhere. Executors have no rights at the API server; a
+driver has its user's, or those of an account made for drivers that are pods themselves. The
 manifest needs a volume that all pods and the driver see, for the run folder.
 """
 
@@ -9,12 +10,15 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.errors import MissingError, RecipeError
+from engine.spec.check_places import taint
+from engine.spec.places import KubernetesSpec
 from engine.spec.recipe import Recipe
 
 _TIMEOUT_S = 30.0
@@ -26,9 +30,7 @@ _NO_SERVER = re.compile("dial tcp|connection refused|no such host|Unable to conn
 Object = dict[str, Any]
 
 
-def manifest(
-    recipe: Recipe, folder: Path, *, image: str = "msctl:latest", claim: str = "msctl-runs"
-) -> list[Object]:
+def manifest(recipe: Recipe, folder: Path) -> list[Object]:
     """All objects of the job, in the order in which they are to be applied.
 
     Raises RecipeError for a folder that a pod cannot be given.
@@ -39,52 +41,47 @@ def manifest(
             "the path of a volume",
             remedy="name another --run folder",
         )
-    name = _dns(recipe.name)
-    account = f"msctl-{name}"
-    rules: list[Object] = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "delete"]}
-    ]
-    node_rules: list[Object] = [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
-    ]
-    rbac = "rbac.authorization.k8s.io"
-    subject: Object = {"kind": "ServiceAccount", "name": account, "namespace": "default"}
-    objects: list[Object] = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
-        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": {"name": account}, "rules": rules},
-        _binding("RoleBinding", "Role", account, subject),
-        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": account},
-         "rules": node_rules},
-        _binding("ClusterRoleBinding", "ClusterRole", account, subject),
-    ]  # fmt: skip
     tasks = recipe.job.nodes + recipe.job.spares
-    each = -(-recipe.layout.world_size // recipe.job.nodes)
-    gpus = each if recipe.train.device == "cuda" else 0
-    for index in range(tasks):
-        objects.append(_job(name, index, folder, account, image, claim, gpus))
-    return objects
+    made = _rights(recipe.k8s) if recipe.k8s.driver_account else []
+    return made + [_job(recipe, index, folder) for index in range(tasks)]
 
 
-def _job(
-    name: str, index: int, folder: Path, account: str, image: str, claim: str, gpus: int
-) -> Object:  # fmt: skip
-    # The kubelet puts variables in for $(NAME); $$ is a plain dollar.
-    labels = {_LABEL: name, "msctl.dev/executor": str(index)}
-    resources: Object = {"limits": {"nvidia.com/gpu": gpus}} if gpus else {}
-    container: Object = {
-        "name": "executor", "image": image,
-        "command": ["python", "-m", "engine.job.join", str(folder).replace("$", "$$")],
-        "env": [
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-            {"name": "OMP_NUM_THREADS", "value": "1"},
-        ],
-        "resources": resources,
-        "securityContext": {"allowPrivilegeEscalation": False},
-        "volumeMounts": [
-            {"name": "runs", "mountPath": str(folder.parent)},
-            {"name": "memory", "mountPath": "/dev/shm"},
-        ],
+def _rights(spec: KubernetesSpec) -> list[Object]:
+    """An account for a driver in a pod: its pods, and to cordon nodes. Executors have none."""
+    account, namespace = spec.driver_account, spec.namespace or "default"
+    rbac = "rbac.authorization.k8s.io"
+    jobs = {"apiGroups": ["batch"], "resources": ["jobs"],
+            "verbs": ["get", "list", "create", "patch", "delete", "deletecollection"]}  # fmt: skip
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "delete"]}
+    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
+    subject: Object = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    there: Object = {"name": account, "namespace": namespace}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": there},
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": there, "rules": [jobs, pods]},
+        _binding("RoleBinding", "Role", there, subject),
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": account},
+         "rules": [nodes]},
+        _binding("ClusterRoleBinding", "ClusterRole", {"name": account}, subject),
+    ]  # fmt: skip
+
+
+def _job(recipe: Recipe, index: int, folder: Path) -> Object:
+    name, spec = _dns(recipe.name), recipe.k8s
+    labels = _pairs(spec.labels) | {_LABEL: name, "msctl.dev/executor": str(index)}
+    place: Object = {"namespace": spec.namespace} if spec.namespace else {}
+    return {
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": f"msctl-{name}-{index}", "labels": labels} | place,
+        "spec": {
+            "backoffLimit": 1000, "completions": 1, "parallelism": 1,
+            "template": {"metadata": {"labels": labels}, "spec": _pod(recipe, folder, name)},
+        },
     }  # fmt: skip
+
+
+def _pod(recipe: Recipe, folder: Path, name: str) -> Object:
+    spec = recipe.k8s
     alone: Object = {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {
@@ -94,29 +91,61 @@ def _job(
         ]
     }  # fmt: skip
     pod: Object = {
-        "serviceAccountName": account, "restartPolicy": "Never",
+        "automountServiceAccountToken": False, "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 60, "affinity": {"podAntiAffinity": alone},
-        "containers": [container],
+        "containers": [_container(recipe, folder)],
+        "tolerations": [taint(text) for text in spec.tolerations],
         "volumes": [
-            {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "runs", "persistentVolumeClaim": {"claimName": spec.claim}},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }  # fmt: skip
+    if spec.host_network:
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if spec.node_selector:
+        pod["nodeSelector"] = _pairs(spec.node_selector)
+    if spec.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret} for secret in spec.pull_secrets]
+    if spec.priority:
+        pod["priorityClassName"] = spec.priority
+    return pod
+
+
+def _container(recipe: Recipe, folder: Path) -> Object:
+    spec = recipe.k8s
+    each = -(-recipe.layout.world_size // recipe.job.nodes)
+    gpus = {"nvidia.com/gpu": str(each)} if recipe.train.device == "cuda" else {}
+    wanted = gpus | _pairs(spec.resources)
+    # the kubelet puts variables in for $(NAME); $$ is a plain dollar
+    env = {"OMP_NUM_THREADS": "1"} | _pairs(spec.env)
+    rights: Object = {"allowPrivilegeEscalation": False}
+    if spec.capabilities:
+        rights["capabilities"] = {"add": list(spec.capabilities)}
     return {
-        "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": f"msctl-{name}-{index}", "labels": labels},
-        "spec": {
-            "backoffLimit": 1000, "completions": 1, "parallelism": 1,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
+        "name": "executor", "image": spec.image,
+        "command": [spec.python, "-m", "engine.job.join", str(folder).replace("$", "$$")],
+        "env": [
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            *({"name": key, "value": value.replace("$", "$$")} for key, value in env.items()),
+        ],
+        "resources": {"limits": wanted, "requests": wanted} if wanted else {},
+        "securityContext": rights,
+        "volumeMounts": [
+            {"name": "runs", "mountPath": str(folder.parent)},
+            {"name": "memory", "mountPath": "/dev/shm"},
+        ],
     }  # fmt: skip
 
 
-def _binding(kind: str, role: str, account: str, subject: Object) -> Object:
+def _pairs(texts: Iterable[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def _binding(kind: str, role: str, there: Object, subject: Object) -> Object:
     rbac = "rbac.authorization.k8s.io"
     return {
-        "apiVersion": f"{rbac}/v1", "kind": kind, "metadata": {"name": account},
-        "roleRef": {"apiGroup": rbac, "kind": role, "name": account}, "subjects": [subject],
+        "apiVersion": f"{rbac}/v1", "kind": kind, "metadata": there,
+        "roleRef": {"apiGroup": rbac, "kind": role, "name": there["name"]}, "subjects": [subject],
     }  # fmt: skip
 
 
@@ -133,10 +162,12 @@ class KubernetesLauncher:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe, self._name = recipe, _dns(recipe.name)
+        self._in = ("-n", recipe.k8s.namespace) if recipe.k8s.namespace else ()
 
     def start(self, folder: Path, count: int) -> None:
         """Apply; pods join when they are scheduled."""
-        kubectl("apply", "-f", "-", given=text(manifest(self._recipe, folder.resolve())))
+        objects = manifest(self._recipe, folder.resolve())
+        kubectl(*self._in, "apply", "-f", "-", given=text(objects))
 
     def adopt(self, folder: Path) -> None:
         """All objects are found by the recipe's name."""
@@ -146,16 +177,14 @@ class KubernetesLauncher:
         kubectl("cordon", node)
         note = f"msctl.dev/reason={why[:_REASON]}"
         kubectl("annotate", "node", node, "--overwrite", note, must=False)
-        for pod in pods_on(
-            kubectl("get", "pods", "-l", f"{_LABEL}={self._name}", "-o", "json"), node
-        ):
-            kubectl("delete", "pod", pod, "--grace-period=0", "--force", must=False)
+        said = kubectl(*self._in, "get", "pods", "-l", f"{_LABEL}={self._name}", "-o", "json")
+        for pod in pods_on(said, node):
+            kubectl(*self._in, "delete", "pod", pod, "--grace-period=0", "--force", must=False)
 
     def stop(self) -> None:
-        """All Jobs and their rights."""
-        for kind in ("jobs", "rolebindings", "roles", "serviceaccounts"):
-            label = ("-l", f"{_LABEL}={self._name}") if kind == "jobs" else (f"msctl-{self._name}",)
-            kubectl("delete", kind, *label, "--ignore-not-found", must=False)
+        """All Jobs; an account for drivers stays, this one may run on it."""
+        label = f"{_LABEL}={self._name}"
+        kubectl(*self._in, "delete", "jobs", "-l", label, "--ignore-not-found", must=False)
 
 
 class _Meta(msgspec.Struct):

@@ -19,7 +19,7 @@ from engine.units import show_number
 _SAVE_S = 60
 _REASON = 80
 _TIMEOUT_S = 30.0
-_LONGEST_ID = 32
+_LONGEST_RECORD = 4096
 _ALIVE = "PENDING,RUNNING,CONFIGURING,SUSPENDED"
 SCRIPT = "slurm.sh"
 _NO_CONTROLLER = re.compile(
@@ -28,15 +28,16 @@ _NO_CONTROLLER = re.compile(
 """What Slurm's commands say where no controller is known or reached."""
 
 JOB = "slurm.job"
-"""The number of the array, for the next driver."""
+"""The numbers of the arrays that have tasks of this job, for the next driver."""
 
 
-def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str:
+def script(recipe: Recipe, folder: Path, *, python: str = "") -> str:
     """The batch script of the array; `sbatch` reads it.
 
     Raises RecipeError for a folder that Slurm cannot be given.
     """
-    tasks = recipe.job.nodes + recipe.job.spares
+    python = python or recipe.slurm.python or sys.executable
+    tasks = _tasks(recipe)
     each = -(-recipe.layout.world_size // recipe.job.nodes)
     gpus = [f"#SBATCH --gres=gpu:{each}"] if recipe.train.device == "cuda" else []
     run = folder.resolve()
@@ -54,7 +55,9 @@ def script(recipe: Recipe, folder: Path, *, python: str = sys.executable) -> str
         "#SBATCH --open-mode=append",
         f"#SBATCH --output={_pattern(str(run))}",
         f"#SBATCH --signal=B:TERM@{_SAVE_S}",
+        *(f"#SBATCH {_option(text)}" for text in recipe.slurm.options),
         "",
+        *recipe.slurm.setup,
         "# a node that has to be given up gets SIGTERM in time: ranks save, the task ends",
         f"{shlex.quote(python)} -m engine.job.join {shlex.quote(str(run))} &",
         "executor=$!",
@@ -78,8 +81,23 @@ def _pattern(path: str) -> str:
             f"--run {path!r}: Slurm takes no backslash, line break or control character in a path",
             remedy="name another --run folder",
         )
-    text = path.replace("%", "%%").replace('"', '\\"') + "/log/slurm-%a.log"
-    return text if re.fullmatch(r"[\w./%+=:@,-]+", text, re.ASCII) else f'"{text}"'
+    return _quoted(path.replace("%", "%%") + "/log/slurm-%a.log")
+
+
+def _option(text: str) -> str:
+    """An option of the recipe as sbatch reads it in an #SBATCH line."""
+    name, has_value, value = text.partition("=")
+    return name + has_value + (_quoted(value) if value else "")
+
+
+def _quoted(text: str) -> str:
+    if re.fullmatch(r"[\w./%+=:@,-]+", text, re.ASCII):
+        return text
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def _tasks(recipe: Recipe) -> int:
+    return recipe.job.nodes + recipe.job.spares
 
 
 class SlurmLauncher:
@@ -90,33 +108,51 @@ class SlurmLauncher:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._record = Path()
-        self.job = ""
+        self.jobs: tuple[str, ...] = ()
 
     def start(self, folder: Path, count: int) -> None:
-        """Submit, unless what an earlier driver submitted still waits or runs.
+        """Submit the tasks that no earlier driver's array still has waiting or running.
 
         Nodes join when Slurm starts their tasks.
         """
         self.adopt(folder)
-        if self.job and call("squeue", "-h", "-t", _ALIVE, "-j", self.job, must=False).strip():
+        there = self._tasks_there()
+        missing = [index for index in range(_tasks(self._recipe)) if index not in there]
+        if not missing:
             return
         (folder / "log").mkdir(parents=True, exist_ok=True)
         path = folder / SCRIPT
         path.write_text(script(self._recipe, folder), encoding="utf-8")
-        self.job = call("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+        which = "--array=" + ",".join(map(str, missing))
+        made = call("sbatch", "--parsable", which, str(path)).strip().partition(";")[0]
+        self.jobs = (*(self.jobs if there else ()), made)
         fresh = self._record.with_suffix(".new")
-        fresh.write_text(self.job + "\n", encoding="ascii")
+        fresh.write_text(" ".join(self.jobs) + "\n", encoding="ascii")
         os.replace(fresh, self._record)
 
+    def _tasks_there(self) -> set[int]:
+        """Indices of tasks that wait or run.
+
+        Raises MissingError if Slurm does not say: then nothing may be submitted, it might be there.
+        """
+        if not self.jobs:
+            return set()
+        # asked for by number, squeue fails where Slurm has forgotten one of them
+        lines = call("squeue", "-h", "-r", "--me", "-t", _ALIVE, "-o", "%F %K").splitlines()
+        found = [line.split() for line in lines]
+        return {int(task) for job, task in (w for w in found if len(w) == 2)
+                if job in self.jobs and task.isdecimal()}  # fmt: skip
+
     def adopt(self, folder: Path) -> None:
-        """The array that an earlier driver submitted: its queue is emptied at the end."""
+        """The arrays that earlier drivers submitted: their queue is emptied at the end."""
         self._record = folder / JOB
         try:
             with self._record.open(encoding="ascii") as file:
-                said = file.read(_LONGEST_ID).strip()
+                said = file.read(_LONGEST_RECORD).strip()
         except (OSError, UnicodeDecodeError):
             return
-        self.job = said if said.isdecimal() else ""
+        words = said.split()
+        self.jobs = tuple(words) if all(re.fullmatch("[0-9]{1,20}", word) for word in words) else ()
 
     def replace(self, node: str, why: str) -> None:
         """Take the node from Slurm's use; what ran there is requeued elsewhere.
@@ -129,8 +165,8 @@ class SlurmLauncher:
 
     def stop(self) -> None:
         """Tasks end by themselves when told; those that wait in the queue are cancelled."""
-        if self.job:
-            call("scancel", self.job, must=False)
+        if self.jobs:
+            call("scancel", *self.jobs, must=False)
             self._record.unlink(missing_ok=True)
 
 

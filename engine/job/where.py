@@ -52,6 +52,11 @@ def _check(where: Where, recipe: Recipe) -> None:
             f"--on {where}: nodes join through Redis, but train.store is tcp",
             remedy="set train.store = redis, or the URL of a server that all nodes reach",
         )
+    if where == "k8s" and not recipe.k8s.image.strip():
+        raise RecipeError(
+            "--on k8s: k8s.image names no image for the pods",
+            remedy="build one with containers/Dockerfile: --set k8s.image=REGISTRY/NAME:TAG",
+        )
     if where != "local":
         _check_nodes(where, recipe)
 

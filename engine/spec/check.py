@@ -4,7 +4,7 @@ Each rule says which keys it looks at, the one to change first, so that `load.py
 line and can leave out rules whose keys are wrong in themselves.
 """
 
-from engine.spec import check_run, check_shape
+from engine.spec import check_places, check_run, check_shape
 from engine.spec.keys import Keys
 from engine.spec.problem import Problem
 from engine.spec.recipe import Recipe
@@ -27,6 +27,8 @@ RULES = (
     check_run.vocabulary,
     check_run.cluster,
     check_run.device,
+    check_places.slurm,
+    check_places.kubernetes,
 )
 
 

@@ -13,6 +13,7 @@ from engine.spec.cluster import ClusterSpec
 from engine.spec.job import JobSpec
 from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
+from engine.spec.places import KubernetesSpec, SlurmSpec
 
 _NAME_RULE = "1 to 64 letters, digits, dots, dashes, underscores, a letter or digit first"
 
@@ -222,4 +223,6 @@ class Recipe(Noun, frozen=True, kw_only=True):
     checkpoint: Annotated[CkptSpec, doc("saving")] = field(default_factory=CkptSpec)
     monitor: Annotated[MonitorSpec, doc("recording")] = field(default_factory=MonitorSpec)
     job: Annotated[JobSpec, doc("keeping it alive")] = field(default_factory=JobSpec)
+    slurm: Annotated[SlurmSpec, doc("the scheduler Slurm")] = field(default_factory=SlurmSpec)
+    k8s: Annotated[KubernetesSpec, doc("Kubernetes")] = field(default_factory=KubernetesSpec)
     cluster: Annotated[ClusterSpec | None, doc("what it runs on, for plan; none = this one")] = None

@@ -9,9 +9,11 @@ import pytest
 from engine.errors import MissingError, RecipeError
 from engine.job.kubernetes import KubernetesLauncher, kubectl, manifest, pods_on, text
 from engine.spec.job import JobSpec
+from engine.spec.places import KubernetesSpec
 from tests.engine.train.single import recipe
 
-GPU = recipe(train={"device": "cuda"})
+K8S = KubernetesSpec(image="registry.example/llm/msctl:1")
+GPU = msgspec.structs.replace(recipe(train={"device": "cuda"}), k8s=K8S)
 ANSWER = json.dumps({"apiVersion": "v1", "kind": "List", "items": [
     {"metadata": {"name": "msctl-x-0-abc12", "uid": "1"}, "spec": {"nodeName": "gpu-7"}},
     {"metadata": {"name": "msctl-x-1-def34"}, "spec": {"nodeName": "gpu-8"}},
@@ -19,8 +21,18 @@ ANSWER = json.dumps({"apiVersion": "v1", "kind": "List", "items": [
 ]})  # fmt: skip
 
 
-def objects(nodes: int = 3, spares: int = 1):
-    one = msgspec.structs.replace(GPU, name="My.Run", job=JobSpec(nodes=nodes, spares=spares))
+FULL = KubernetesSpec(
+    image="registry.example/llm/msctl:1", python="/venv/bin/python", namespace="llm",
+    claim="lustre", resources=("rdma/hca=8", "cpu=96", "memory=900Gi"), host_network=True,
+    node_selector=("gpu=h100",), tolerations=("nvidia.com/gpu", "team=llm:NoSchedule"),
+    labels=("kueue.x-k8s.io/queue-name=llm",), env=("NCCL_IB_HCA=mlx5", "A=$(B)"),
+    pull_secrets=("pull",), priority="high", driver_account="msctl-driver",
+)  # fmt: skip
+
+
+def objects(nodes: int = 3, spares: int = 1, k8s: KubernetesSpec = K8S):
+    job = JobSpec(nodes=nodes, spares=spares)
+    one = msgspec.structs.replace(GPU, name="My.Run", job=job, k8s=k8s)
     return manifest(one, Path("/runs/my"))
 
 
@@ -29,7 +41,8 @@ def test_one_job_a_node_and_spare_each_on_a_machine_of_its_own():
     jobs = [o for o in made if o["kind"] == "Job"]
     assert [o["metadata"]["name"] for o in jobs] == [f"msctl-my-run-{i}" for i in range(4)]
     pod = jobs[0]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    gpu = {"nvidia.com/gpu": "1"}
+    assert pod["containers"][0]["resources"] == {"limits": gpu, "requests": gpu}
     assert "podAntiAffinity" in pod["affinity"]
     assert "password" not in text(made)
 
@@ -43,10 +56,33 @@ def test_nothing_in_a_folder_is_put_in_for_by_the_kubelet():
             manifest(GPU, Path(odd))
 
 
-def test_the_account_may_delete_pods_and_cordon_nodes_and_nothing_else():
-    rules = {o["kind"]: o["rules"] for o in objects() if "rules" in o}
-    assert rules["Role"][0]["resources"] == ["pods"]
-    assert "delete" in rules["Role"][0]["verbs"]
+def test_what_the_cluster_wants_of_pods_stands_in_each():
+    jobs = [o for o in objects(k8s=FULL) if o["kind"] == "Job"]
+    assert [job["metadata"]["namespace"] for job in jobs] == ["llm"] * 4
+    assert jobs[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "llm"
+    pod = jobs[0]["spec"]["template"]["spec"]
+    wanted = {"nvidia.com/gpu": "1", "rdma/hca": "8", "cpu": "96", "memory": "900Gi"}
+    (container,) = pod["containers"]
+    assert container["resources"] == {"limits": wanted, "requests": wanted}
+    assert container["command"][0] == "/venv/bin/python"
+    assert {"name": "A", "value": "$$(B)"} in container["env"]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pod["nodeSelector"] == {"gpu": "h100"}
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "team", "operator": "Equal", "value": "llm", "effect": "NoSchedule"},
+    ]
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert pod["priorityClassName"] == "high"
+
+
+def test_executors_have_no_rights_and_a_driver_only_what_it_does():
+    assert {o["kind"] for o in objects()} == {"Job"}
+    pod = objects()[0]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+    rules = {o["kind"]: o["rules"] for o in objects(k8s=FULL) if "rules" in o}
+    assert [rule["resources"] for rule in rules["Role"]] == [["jobs"], ["pods"]]
     assert rules["ClusterRole"] == [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
     ]
@@ -55,7 +91,7 @@ def test_the_account_may_delete_pods_and_cordon_nodes_and_nothing_else():
 def test_every_object_is_valid_by_the_published_schemas():
     validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     version = validator.latest_version()
-    for one in objects():
+    for one in objects() + objects(k8s=FULL):
         validator.validate(one, version, strict=True)
 
 

@@ -20,6 +20,7 @@ from engine.job.incident import read_recoveries
 from engine.job.remote import RemotePlace
 from engine.job.slurm import JOB, SlurmLauncher, script
 from engine.spec.job import JobSpec
+from engine.spec.places import SlurmSpec
 from engine.train.metrics import StepMetrics, read_metrics
 from tests.engine.health.slurm_cluster import PROGRAMS, Cluster
 from tests.engine.health.test_slurm import _free_ports
@@ -122,7 +123,7 @@ def test_the_next_driver_finds_the_array_and_submits_no_second(cluster: Cluster,
     assert len(queued().splitlines()) == 5
     again = SlurmLauncher(one)
     again.start(tmp_path, 5)
-    assert again.job == first.job
+    assert again.jobs == first.jobs
     assert len(queued().splitlines()) == 5
     third = SlurmLauncher(one)
     third.adopt(tmp_path)
@@ -133,7 +134,42 @@ def test_the_next_driver_finds_the_array_and_submits_no_second(cluster: Cluster,
         assert time.monotonic() < end, queued()
         time.sleep(0.2)
     third.start(tmp_path, 5)
-    assert third.job != first.job
+    assert third.jobs != first.jobs
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_only_tasks_that_have_ended_are_submitted_again(cluster: Cluster, tmp_path: Path):
+    """One node of a job that nobody drove any more ran into its time limit, say."""
+    shim = tmp_path / "python"
+    shim.write_text(f'#!/bin/sh\necho "$MSCTL_SAID" > {tmp_path}/said\nsleep 60\n')
+    shim.chmod(0o755)
+    one = msgspec.structs.replace(
+        recipe(),
+        job=JobSpec(nodes=4, spares=1),
+        slurm=SlurmSpec(options=("--time=30", '--comment=5 "nodes" #1', "--job-name=llm"),
+                        setup=("export MSCTL_SAID=yes",), python=str(shim)),
+    )  # fmt: skip
+
+    def tasks() -> list[str]:
+        return sorted(cluster.call("squeue", "-h", "-r", "-o", "%K %j %l %k").splitlines())
+
+    first = SlurmLauncher(one)
+    first.start(tmp_path, 5)
+    assert tasks() == [f'{index} llm 30:00 5 "nodes" #1' for index in range(5)]
+    said = tmp_path / "said"
+    cluster.wait(lambda: said.exists() and said.read_text() == "yes\n", "a task to run")
+    cluster.call("scancel", f"{first.jobs[0]}_1", f"{first.jobs[0]}_4")
+    cluster.wait(lambda: len(tasks()) == 3, "two tasks to end")
+    again = SlurmLauncher(one)
+    again.start(tmp_path, 5)
+    assert len(again.jobs) == 2
+    assert [line.split()[0] for line in tasks()] == ["0", "1", "2", "3", "4"]
+    last = SlurmLauncher(one)
+    last.adopt(tmp_path)
+    assert last.jobs == again.jobs
+    last.stop()
+    cluster.wait(lambda: not tasks(), "all tasks to end")
 
 
 @pytest.mark.multi
@@ -148,12 +184,12 @@ def test_an_odd_folder_is_where_slurm_writes_its_log(cluster: Cluster, tmp_path:
     assert log.read_text() == f"-m engine.job.join {run}\n"
 
 
-@pytest.mark.parametrize("text", ["", "12; rm -rf", "１２", "-3", "x" * 10_000])
+@pytest.mark.parametrize("text", ["", "12; rm -rf", "１２", "-3", "1 2 x", "x" * 10_000])
 def test_a_number_of_an_array_that_is_none_is_not_used(tmp_path: Path, text: str):
     (tmp_path / JOB).write_text(text)
     launcher = SlurmLauncher(recipe())
     launcher.adopt(tmp_path)
-    assert launcher.job == ""
+    assert launcher.jobs == ()
 
 
 def processes_on(node: str) -> list[int]:
