@@ -5,6 +5,7 @@ node that is cut off is seen by its silence. Nodes that fail by themselves take 
 tests (paper 4.3: the test between hosts only follows when the one inside has passed).
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,12 @@ from engine.health.compare import digests, outliers, skew
 from engine.health.look import problem
 from engine.health.pairing import Bisection, Neighbours, Pair, halves, tournament
 from engine.health.result import ORDER, CheckResult, NodeReport, Status, worst
-from engine.health.suite import Level
+from engine.health.suite import BUDGET_S, CHECKS, Level, select
 from engine.spec.base import NonNegative, Noun, Ratio
 from engine.units import show_bytes, show_seconds
 
 _MARGIN_S = 5.0
+_LEAST_S, _START_S = 240.0, 60.0
 Say = Callable[[str], None]
 Gone = Callable[[], Mapping[str, str]]
 
@@ -83,7 +85,19 @@ class Plan(Noun, frozen=True, kw_only=True):
     come_s: float = 60.0
     warm_s: float = 120.0
     """Longest wait for a node to get ready for tests with others: it imports torch."""
-    check_s: float = 240.0
+    check_s: NonNegative = 0.0
+    """Longest wait for what each node finds by itself; 0 = what its checks may take."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a node that is well may take for its own checks, its start included."""
+        if self.check_s:
+            return self.check_s
+        if not self.only and self.level in (None, "passive"):
+            return _LEAST_S  # seconds, even where some checks hang
+        budget = BUDGET_S[self.level] if self.level else math.inf
+        named = sum(c.deadline_s for c in select(CHECKS, level=self.level, only=self.only))
+        return max(_LEAST_S, _START_S + min(budget, named))
 
 
 class Fleet:
@@ -115,7 +129,10 @@ class Fleet:
             time.sleep(0.02)
 
     def ask(self, tasks: Mapping[str, Task], within_s: float) -> dict[str, Done]:
-        """Give each node a task of one id; returns the answers that came in time."""
+        """Give each node a task of one id; returns the answers that came in time.
+
+        Nobody waits for nodes whose agent has ended.
+        """
         ids = {task.id for task in tasks.values()}
         done = names(self._run, "")[2]
         batch = [
@@ -126,11 +143,14 @@ class Fleet:
         end = time.monotonic() + within_s
         while len(found) < len(tasks) and (left := end - time.monotonic()) > 0:
             wait_s = min(2.0, max(0.05, left))
+            gone = self.gone().keys()  # asked first: an agent answers before it ends
             reply = self._client.call(("BLPOP", done, round(wait_s, 2)), block_s=wait_s)[0]
             if isinstance(reply, list) and isinstance(reply[1], bytes):
                 answer = msgspec.json.decode(reply[1], type=Done)
                 if answer.id in ids:  # an answer that comes too late belongs to an earlier task
                     found[answer.node] = answer
+            elif tasks.keys() <= found.keys() | gone:
+                break
         return found
 
     def new_id(self, kind: str) -> str:
@@ -211,11 +231,16 @@ def _alone(
     task = Task(
         kind="node", id=fleet.new_id("node"), level=plan.level, only=plan.only, profile=plan.profile
     )
-    answers = fleet.ask(dict.fromkeys(nodes, task), plan.check_s)
-    silent = []
+    answers = fleet.ask(dict.fromkeys(nodes, task), plan.patience_s)
+    silent, gone = [], fleet.gone()
     for node in nodes:
         if node not in answers or answers[node].report is None:
-            why = answers[node].error if node in answers else "its checks did not end in time"
+            late = (
+                f"its agent ended: {gone[node]}"
+                if node in gone
+                else "its checks did not end in time"
+            )
+            why = answers[node].error if node in answers else late
             silent.append(_silent(node, why))
     return [a.report for a in answers.values() if a.report is not None], silent
 

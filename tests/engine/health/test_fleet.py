@@ -1,11 +1,15 @@
 """The leader's side, against scripted agents: who is bad, what differs, what is slow."""
 
+import time
+
+import msgspec
 import pytest
 
 from engine.errors import MissingError
-from engine.health.agent import Done
+from engine.health.agent import Done, Task
 from engine.health.fleet import Fleet, Plan, check_fleet, run_groups
 from engine.health.result import CheckResult, NodeReport
+from engine.health.suite import BUDGET_S
 
 
 def report(node, *, status="ok", rate=1e9, **facts):
@@ -133,6 +137,36 @@ class Came:
 def test_nobody_waits_for_agents_that_have_ended():
     fleet = Fleet(Came("n1"), "run", ["n1", "n2"], gone=lambda: {"n2": "ended"})
     assert fleet.gather(within_s=3600) == ["n1"]
+
+
+class Ended(Came):
+    """Nodes that answer nothing any more."""
+
+    def call(self, *commands, block_s=0.0):
+        return [None for _ in commands]
+
+
+def test_nobody_waits_for_the_answer_of_an_agent_that_has_ended():
+    fleet = Fleet(Ended(), "r", ["a", "b"], gone=lambda: {"a": "exit 1", "b": "killed"})
+    task = Task(kind="node", id=fleet.new_id("node"))
+    start = time.monotonic()
+    assert fleet.ask({"a": task, "b": task}, within_s=60.0) == {}
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("plan", "least_s"),
+    [
+        (Plan(), 240.0),
+        (Plan(level="light"), 240.0),
+        (Plan(level="full"), BUDGET_S["full"] + 30),
+        (Plan(only=("gpu.memory_test", "net.rnic_pairs")), 1200.0 + 30),
+        (Plan(level="full", only=("host.cores",)), 240.0),
+    ],
+)
+def test_a_node_that_is_well_has_time_for_all_its_checks(plan, least_s):
+    assert least_s <= plan.patience_s <= least_s + 60
+    assert msgspec.structs.replace(plan, check_s=8).patience_s == 8
 
 
 def test_a_node_that_goes_silent_is_unfit():
