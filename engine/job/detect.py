@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from engine.health.heartbeat import RankBeat
+from engine.health.heartbeat import Health, RankBeat
 from engine.spec.job import JobSpec
 
 _KEPT = 64
@@ -26,6 +26,7 @@ _TALKING = frozenset(
      "clip"}
 )  # fmt: skip
 """Spans in which a rank waits for others or for the network."""
+_DUMB = ("stopped", "silent")
 _STALL = 2.0
 """All ranks wait and none is stopped: perhaps a link is away for a moment. They get so many times
 the deadline: after a cut of 3 s, TCP sends again only 6 s after its beginning."""
@@ -87,44 +88,57 @@ class HangWatch:
         self._pace = pace
         self._sum = 0
         self._moved_s = self._began_s = now_s
-        self._ages: dict[int, tuple[int, float]] = {}
 
     def judge(self, ranks: Mapping[int, RankBeat], now_s: float) -> Hung | None:
         """Call with the newest beat of every rank."""
         running = [beat for beat in ranks.values() if beat.code is None]
-        total = sum(beat.actions for beat in ranks.values())
+        total = sum([beat.actions for beat in ranks.values()])
         if total != self._sum:
             self._sum, self._moved_s = total, now_s
         if not running:
             return None
-        quiet_s = now_s - self._moved_s
-        starved = any(beat.health == "starved" for beat in running)
+        late = self._latest(_oldest(running), now_s - self._moved_s)
+        if late is None:
+            return None
+        dumb = tuple(sorted(b.rank for b in running if b.health in _DUMB))
+        return late._replace(ranks=dumb if len(dumb) < max(2, len(ranks) // 2 + 1) else ())
+
+    def _latest(self, oldest: Mapping[tuple[str, Health], float], quiet_s: float) -> Hung | None:
+        """Of what is beyond its deadline what has taken longest.
+
+        oldest  what ranks do and how they are -> the longest of them
+        """
+        starved = any(health == "starved" for _, health in oldest)
+        more = 1.0 if any(map(_is_culprit, oldest)) else _STALL
         late: Hung | None = None
-        more = 1.0 if self._has_culprit(running) else _STALL
-        for beat in running:
-            age = beat.age_s if beat.doing else quiet_s
-            limit = more * self._pace.deadline_s(beat.doing)
-            if beat.health in ("stopped", "silent") and self._pace.is_known:
+        for (doing, health), longest in oldest.items():
+            age = longest if doing else quiet_s
+            limit = more * self._pace.deadline_s(doing)
+            if health in _DUMB and self._pace.is_known:
                 age, limit = max(age, quiet_s), self._pace.deadline_s("step")
             if starved and age < _PATIENCE * limit:
                 continue  # the machine has more to do than it can; who waits there does not hang
             if age <= limit or (quiet_s < min(_QUIET_S, limit) and age < _PATIENCE * limit):
                 continue
             if late is None or age > late.age_s:
-                late = Hung((), age, limit, beat.doing)
-        if late is None:
-            return None
-        dumb = tuple(sorted(b.rank for b in running if b.health in ("stopped", "silent")))
-        return late._replace(ranks=dumb if len(dumb) < max(2, len(ranks) // 2 + 1) else ())
+                late = Hung((), age, limit, doing)
+        return late
 
-    def _has_culprit(self, running: Sequence[RankBeat]) -> bool:
-        """Whether some rank stands still outside all communication."""
-        return any(
-            beat.health in ("stopped", "silent")
-            or not beat.doing
-            or beat.doing.rpartition("/")[2] not in _TALKING
-            for beat in running
-        )
+
+def _oldest(running: Sequence[RankBeat]) -> dict[tuple[str, Health], float]:
+    """In one pass, since a job has thousands of ranks that do few different things."""
+    oldest: dict[tuple[str, Health], float] = {}
+    for beat in running:
+        key = (beat.doing, beat.health)
+        if beat.age_s > oldest.get(key, -1.0):
+            oldest[key] = beat.age_s
+    return oldest
+
+
+def _is_culprit(key: tuple[str, Health]) -> bool:
+    """Whether who does this stands still outside all communication."""
+    doing, health = key
+    return health in _DUMB or not doing or doing.rpartition("/")[2] not in _TALKING
 
 
 class Silence:

@@ -273,9 +273,10 @@ class Driver:
                 skip=self.skip, drills=self.drills.texts,
             )  # fmt: skip
             self._tally.ask()
-            for node, mine in blocks:
-                self.tell(node, "start", task=task, ranks=mine,
-                          listen=meet if 0 in mine and not task.store_url else None)  # fmt: skip
+            with self.place.together():
+                for node, mine in blocks:
+                    listen = meet if 0 in mine and not task.store_url else None
+                    self.tell(node, "start", task=task, ranks=mine, listen=listen)
         self._views.write(self.view())  # who carries which ranks, before their first step
 
     def _again(self) -> str:
@@ -403,9 +404,10 @@ class Driver:
 
     def signal_ranks(self, number: int) -> None:
         """Send a signal to all ranks of all nodes."""
-        for node in self.nodes:
-            if node.ranks and node.state not in ("lost", "evicted", "left"):
-                self.tell(node, "signal", signal=number)
+        with self.place.together():
+            for node in self.nodes:
+                if node.ranks and node.state not in ("lost", "evicted", "left"):
+                    self.tell(node, "signal", signal=number)
 
     def kill_ranks(self) -> None:
         """End all ranks at once; how they end from now on is our doing."""
@@ -414,10 +416,11 @@ class Driver:
         self.signal_ranks(signal.SIGKILL)
 
     def _end_nodes(self) -> None:
-        for node in self.nodes:
-            if node.state not in ("evicted", "left"):
-                self.tell(node, "end")
-                node.happens("leave")
+        with self.place.together():
+            for node in self.nodes:
+                if node.state not in ("evicted", "left"):
+                    self.tell(node, "end")
+                    node.happens("leave")
         if self._record is not None:
             self.place.remember(msgspec.structs.replace(self._record, over=True))
         self.place.close()

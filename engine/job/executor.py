@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +38,8 @@ _TICK_S = 0.1
 _COUNTERS_S = 2.0
 _DUMP_S = 1.0
 _NURSERY_END_S = 8.0
+_REMEMBERED = 64
+"""Orders of which a second copy is seen as one."""
 
 
 class Link(Protocol):
@@ -64,6 +67,7 @@ class Executor:
         self._counted = (0.0, self._counters.read())
         self._boot, self._seq, self._token = uuid.uuid4().hex[:12], 0, 0
         self._answers: dict[str, str] = {}
+        self._obeyed: deque[str] = deque(maxlen=_REMEMBERED)
         self._attempt, self._warm_s, self._clock_s = -1, 0.0, 0.0
         self._waiting: tuple[Order, int] | None = None
         self._dumping: tuple[str, float] | None = None
@@ -140,6 +144,11 @@ class Executor:
                 if order.token < self._token:
                     self._answer(order.id, f"refused: driver {self._token} is in charge")
                     continue
+                if order.id in self._obeyed:  # its driver could not know that it had come
+                    if fd >= 0:
+                        os.close(fd)
+                    continue
+                self._obeyed.append(order.id)
                 self._token = order.token
                 if order.op == "end":
                     return False

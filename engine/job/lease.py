@@ -7,6 +7,9 @@ once more. Times are the server's, not those of any machine.
 """
 
 import time
+from collections.abc import Sequence
+
+import msgspec
 
 from engine.comm.resp import Client
 from engine.errors import MissingError
@@ -80,14 +83,24 @@ class Lease:
             raise self._lost()
         self.renewed_s = time.monotonic()
 
-    def tell(self, node: str, order: Order, data: bytes) -> None:
-        """Put an order into a node's queue, if still in charge."""
-        key = orders_key(self._job, node)
-        words = ("EVAL", _TELL, 2, self._key, key, order.token, data)
-        if self._client.call(words, patience_s=1.0)[0] != 1:
-            self.renew()
-            if self._client.call(words, patience_s=1.0)[0] != 1:
-                raise self._lost()
+    def tell(self, orders: Sequence[tuple[str, Order]]) -> None:
+        """Put orders into their nodes' queues, all in one message, if still in charge.
+
+        One that had to be sent twice may come twice.
+        """
+        left = [
+            ("EVAL", _TELL, 2, self._key, orders_key(self._job, node), order.token,
+             msgspec.json.encode(order))
+            for node, order in orders
+        ]  # fmt: skip
+        for again in (False, True):
+            replies = self._client.call(*left, patience_s=1.0)
+            left = [words for words, reply in zip(left, replies, strict=True) if reply != 1]
+            if not left:
+                return
+            if not again:
+                self.renew()
+        raise self._lost()
 
     def write(self, name: str, data: bytes) -> None:
         """Keep something for the driver after this one, if still in charge."""

@@ -6,11 +6,13 @@ on: beats are held back (only the newest counts), orders wait.
 """
 
 import contextlib
+import itertools
 import os
+import select
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,7 +29,7 @@ _IO_S = 2.0
 _KEPT_BEATS = 20_000
 _PAUSE_S = 0.1
 _LOOK_S = 10.0
-_MOST_NODES, _MOST_WAITING = 16_384, 1000
+_MOST_NODES, _MOST_WAITING, _MOST_ORDERS = 16_384, 1000, 128
 
 
 class _Bell:
@@ -204,6 +206,7 @@ class BeatHub:
         self._url = url
         self._boxes: dict[str, list[bytes]] = {}
         self._unsent: deque[tuple[str, Order]] = deque()
+        self._is_collecting = False
         self._lock = threading.Lock()
         self._bell, self._end = _Bell(), threading.Event()
         for target in (self._receive, self._keep):
@@ -220,11 +223,17 @@ class BeatHub:
 
     def take(self, node: str) -> list[bytes]:
         """Beats of one node since the last call."""
-        self._bell.hush()
         with self._lock:
-            found = self._boxes.get(node, [])
+            found = self._boxes.get(node)
+            if not found:
+                return []
             self._boxes[node] = []
             return found
+
+    def wait(self, within_s: float) -> None:
+        """Return when a beat has come, or after so long."""
+        select.select([self], [], [], within_s)
+        self._bell.hush()
 
     def tell(self, node: str, order: Order) -> None:
         """Send an order now, or when the server is back."""
@@ -232,6 +241,17 @@ class BeatHub:
             raise self.error
         with self._lock:
             self._unsent.append((node, order))
+        if not self._is_collecting:
+            self._flush()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Orders given in here go out at the end, many in a message."""
+        self._is_collecting = True
+        try:
+            yield
+        finally:
+            self._is_collecting = False
         self._flush()
 
     def close(self) -> None:
@@ -245,15 +265,16 @@ class BeatHub:
         """Orders in their order; what cannot be sent stays."""
         with self._lock:
             while self._unsent:
-                node, order = self._unsent[0]
+                batch = list(itertools.islice(self._unsent, _MOST_ORDERS))
                 try:
-                    self.lease.tell(node, order, msgspec.json.encode(order))
+                    self.lease.tell(batch)
                 except MissingError as error:
                     if type(error).__name__ == "NotInCharge":
                         self.error = error
                         raise
                     return
-                self._unsent.popleft()
+                for _ in batch:
+                    self._unsent.popleft()
 
     def _keep(self) -> None:
         """Renew the lease, and send what had to wait."""

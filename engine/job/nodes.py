@@ -72,6 +72,7 @@ class Nodes:
         self.works: list[tuple[int, int, float, float]] = []
         """(rank, step, seconds, seconds of own work) since somebody asked last."""
         self.refused = 0
+        self._homes: dict[int, str] = {}
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.all.values())
@@ -94,10 +95,11 @@ class Nodes:
         for node, ranks in blocks:
             node.ranks = ranks
             node.happens("assigned")
+        self._homes = {rank: node.name for node, ranks in blocks for rank in ranks}
 
     def node_of(self, rank: int) -> str:
         """The node that carries a rank; empty if none does."""
-        return next((node.name for node in self if rank in node.ranks), "")
+        return self._homes.get(rank, "")
 
     def take(self, node: Node) -> tuple[bool, list[str]]:
         """Read what a node sent: whether its executor is still there, and what was refused."""

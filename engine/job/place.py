@@ -66,6 +66,9 @@ class Place(Protocol):
     def wait(self, links: Sequence[Link], within_s: float) -> None:
         """Return when a link has something to say, or after so long."""
 
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Orders given inside may be sent as one when it ends."""
+
     def vouches(self, node: Node) -> bool:
         """Whether the place itself knows that a silent node's executor runs."""
 
@@ -142,6 +145,10 @@ class LocalPlace:
     def wait(self, links: Sequence[Link], within_s: float) -> None:
         """By their sockets."""
         select.select(links, [], [], within_s)
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Every order goes at once: the way to a process is short."""
+        return contextlib.nullcontext()
 
     def vouches(self, node: Node) -> bool:
         """By the kernel: there and not stopped. An overloaded machine makes executors silent."""

@@ -104,7 +104,8 @@ class Recoverer:
         driver = self.driver
         if incident.kind in ("hang", "start"):
             nodes = [n for n in driver.nodes if n.ranks and n.is_here]
-            ids = [driver.tell(node, "dump") for node in nodes]
+            with driver.place.together():
+                ids = [driver.tell(node, "dump") for node in nodes]
             driver.pump(lambda: self._answered(ids, nodes), _DUMP_S)
             driver.pump(lambda: False, 0.2)  # stacks are written by signal
         driver.kill_ranks()
@@ -199,7 +200,8 @@ class Recoverer:
         if level == "none" or (incident.kind in _KINDS_WITHOUT_CHECK and not again):
             return {}
         nodes = driver.nodes.here()
-        ids = [driver.tell(node, "check", level=level) for node in nodes]
+        with driver.place.together():
+            ids = [driver.tell(node, "check", level=level) for node in nodes]
         driver.pump(lambda: self._answered(ids, nodes), _CHECK_S[level])
         unfit = {}
         for order_id, node in zip(ids, nodes, strict=True):

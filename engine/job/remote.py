@@ -6,7 +6,6 @@ Holds the lease, knows nodes by their beats, remembers for the next driver what 
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -161,7 +160,12 @@ class RemotePlace:
     def wait(self, links: Sequence[Link], within_s: float) -> None:
         """By the hub's bell."""
         assert self.hub is not None, "opened"
-        select.select([self.hub], [], [], within_s)
+        self.hub.wait(within_s)
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Many orders in one message to Redis."""
+        assert self.hub is not None, "opened"
+        return self.hub.together()
 
     def vouches(self, node: Node) -> bool:
         """Nobody here knows more than its beats say."""
@@ -194,7 +198,7 @@ class RemotePlace:
         while time.monotonic() < end:
             if self.hub.names():
                 return True
-            select.select([self.hub], [], [], 0.1)
+            self.hub.wait(0.1)
         return False
 
     def close(self) -> None:

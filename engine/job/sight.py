@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GRACE_S = 0.5
 """How long the other ranks may take to notice that one is gone, before they are ended."""
 _OF_ANY_RANK = frozenset({"bug", "numbers", "input"})
+_SELDOM = 10.0
+"""With thousands of nodes to look at, looking takes a tenth of the driver's time at most."""
 _END_GRACE_S = 30.0
 """How long ranks that ended in order may be apart."""
 
@@ -56,6 +58,7 @@ class Sight:
         self._hang = HangWatch(self.pace, time.monotonic())
         self._slow = SlowWatch(self.driver.recipe.layout)
         self._bad_since = self._bad_wall_s = self._end_since = 0.0
+        self._look_at = 0.0
         self._has_stepped = False
 
     def stepped(self, metrics: StepMetrics, now_s: float) -> None:
@@ -70,7 +73,8 @@ class Sight:
         nodes, now = self.driver.nodes, time.monotonic()
         world = self.driver.recipe.layout.world_size
         lost = [n for n in nodes if n.ranks and n.state == "lost"]
-        lost += self._silent(now)
+        looks = now >= self._look_at
+        lost += self._silent(now) if looks else []
         if lost and self.driver.state != "stopping":
             names = tuple(n.name for n in lost)
             ranks = tuple(rank for n in lost for rank in n.ranks)
@@ -85,9 +89,10 @@ class Sight:
             return None
         if self._has_failed(now):
             return self._crashed()
-        if self.driver.state == "stopping":
+        if self.driver.state == "stopping" or not looks:
             return None
         hung = self._hang.judge(nodes.ranks, now)
+        self._look_at = now + _SELDOM * (time.monotonic() - now)
         if hung is not None:
             spot = f" in {hung.doing}" if hung.doing else " before its first step"
             limit = f"expected within {hung.deadline_s:.1f} s"

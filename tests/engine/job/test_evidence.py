@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from engine.events.writer import EventWriter
+from engine.job import evidence
 from engine.job.evidence import judge, keep_evidence
 
 
@@ -36,6 +37,22 @@ def test_events_move_logs_are_cut_to_their_ends_and_the_verdict_names_the_rank(t
     assert report.verdict.ranks == (1,)
     assert "boom" in (folder / "verdict.txt").read_text()
     assert (folder / "verdict.json").exists()
+
+
+def test_logs_of_a_large_job_are_all_kept_each_a_little(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(evidence, "_MOST_BYTES", 5000 * 100)
+    (tmp_path / "log").mkdir()
+    for rank in range(5000):
+        text = b"".join(b"line %d\n" % number for number in range(20)) + b"rank %d\n" % rank
+        (tmp_path / "log" / f"rank-{rank:05d}.log").write_bytes(text)
+    folder = keep_evidence(tmp_path, 1)
+    kept = sorted((folder / "log").iterdir())
+    assert len(kept) == 5000
+    for rank in (0, 2500, 4999):
+        text = kept[rank].read_bytes()
+        assert text.startswith(b"line ")
+        assert text.endswith(b"rank %d\n" % rank)
+        assert len(text) <= 100
 
 
 def test_without_events_there_is_no_verdict_but_no_error_either(tmp_path: Path):

@@ -93,6 +93,10 @@ def test_a_node_s_life(hand: Hand):
     hand.start(6, 1)
     hand.until(lambda b: b.attempt == 1 and b.ranks and b.ranks[0].step >= 1)
     assert hand.last.warm_s == warm, "the same nursery: nothing was imported again"
+    pid, step = hand.last.ranks[0].pid, hand.last.ranks[0].step
+    hand.start(6, 1)  # its driver lost the answer and sent it again
+    hand.until(lambda b: b.ranks[0].step > step + 5)
+    assert hand.last.ranks[0].pid == pid, "a second copy of an order is the same order"
     family = family_of(hand.process.pid)
     assert len(family) >= 3
     hand.link.close()

@@ -20,9 +20,8 @@ __all__ = ["client", "server"]
 SHORT_S = 0.2
 
 
-def order(token: int) -> tuple[Order, bytes]:
-    made = Order(id="1", token=token, op="check")
-    return made, msgspec.json.encode(made)
+def order(token: int, number: str = "1") -> Order:
+    return Order(id=number, token=token, op="check")
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(client: Client):
@@ -41,10 +40,10 @@ def test_a_dead_driver_s_lease_ends_and_its_orders_are_refused_from_then_on(clie
     assert new.take(within_s=5.0) == 2
     assert time.monotonic() - begin >= SHORT_S / 2
     with pytest.raises(NotInCharge, match="token 1 is old"):
-        old.tell("n", *order(1))
+        old.tell([("n", order(1))])
     with pytest.raises(NotInCharge):
         old.renew()
-    new.tell("n", *order(2))
+    new.tell([("n", order(2))])
     waiting = client.call(("LRANGE", orders_key("j", "n"), 0, -1))[0]
     assert [msgspec.json.decode(data, type=Order).token for data in waiting] == [2]
     old.give_back()
@@ -55,9 +54,24 @@ def test_a_driver_that_slept_goes_on_if_nobody_took_its_place(client: Client):
     lease = Lease(client, "j", length_s=SHORT_S)
     lease.take()
     time.sleep(2 * SHORT_S)
-    lease.tell("n", *order(1))
+    lease.tell([("n", order(1))])
     with pytest.raises(NotInCharge):
         Lease(client, "j").take()
+
+
+def test_orders_to_many_nodes_are_one_message_and_all_arrive_after_the_lease_ended(client: Client):
+    lease = Lease(client, "j", length_s=SHORT_S)
+    lease.take()
+    calls = client.calls
+    lease.tell([(f"n{i}", order(1, str(i))) for i in range(300)])
+    assert client.calls == calls + 1
+    time.sleep(2 * SHORT_S)
+    lease.tell([(f"n{i}", order(1, str(i + 300))) for i in range(300)])
+    for i in (0, 150, 299):
+        waiting = client.call(("LRANGE", orders_key("j", f"n{i}"), 0, -1))[0]
+        assert isinstance(waiting, list)
+        ids = [msgspec.json.decode(data, type=Order).id for data in waiting]  # type: ignore[type-var]
+        assert ids == [str(i), str(i + 300)]
 
 
 def test_two_threads_of_one_driver_do_not_take_each_other_for_another_driver(

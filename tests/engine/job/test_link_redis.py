@@ -78,6 +78,18 @@ def test_beats_and_orders_arrive(both: Both):
     assert found == ["0", "1", "2"]
 
 
+def test_orders_given_together_go_out_at_the_end_in_their_order(both: Both):
+    calls = both.lease._client.calls
+    with both.hub.together():
+        for number in range(200):
+            both.node.tell(Order(id=str(number), token=1, op="check"))
+        assert both.orders() == []
+    assert both.lease._client.calls - calls < 10
+    found: list[str] = []
+    wait_until(lambda: found.extend(both.orders()) or len(found) == 200)
+    assert found == [str(number) for number in range(200)]
+
+
 def test_nonsense_in_the_stream_or_the_queue_does_no_harm(both: Both, client: Client):
     both.beat_until_heard(1)
     for data in (b"", b"\xff", b"[" * 9000, b'{"node":5}', b'{"node":"n1"}'):

@@ -39,7 +39,7 @@ def test_only_a_node_with_ranks_dates_an_incident_by_its_silence(tmp_path: Path,
     node = Node("node-4", None)  # type: ignore[arg-type]  # nobody talks to it
     driver.nodes.add(node)
     node.happens("beat")
-    node.ranks = ranks
+    driver.nodes.begin(0, [(node, ranks)] if ranks else [])
     now = time.monotonic()
     sight.silence.heard("node-4", now - 600.0)
     assert sight._silent(now) == ([node] if ranks else [])
