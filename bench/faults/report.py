@@ -2,6 +2,7 @@
 
     python -m bench.faults.report docs/explanation/fault-campaign.md [--campaign build/faults]
         [--torchrun build/torchrun] [--healthy build/healthy] [--driver-kills build/driver-kills]
+        [--scale build/scale]
 
 Folders are where benches left rows that the record (`bench/faults/records`) does not have yet. A
 table without any rows stays as it is; so does all that people wrote.
@@ -134,7 +135,26 @@ def kills(rows: list[dict]) -> str:
     return _machine(rows) + "\n".join(lines) + total
 
 
-TABLES = {"campaign": campaign, "torchrun": beside, "healthy": stretches, "driver-kills": kills}
+def sizes(rows: list[dict]) -> str:
+    """What the driver of a large job costs, and how long it takes to mend it."""
+    lines = ["| nodes | ranks | driver, Redis: cores | driver's memory | a beat is read after | "
+             "rank exits | node falls silent | rank is stopped |", "| --- " * 8 + "|"]  # fmt: skip
+    for r in sorted(rows, key=lambda r: r["nodes"]):
+        mends = (
+            f"{r[f'{word}_noticed_s']:.1f}, {r[f'{word}_started_s']:.1f}"
+            + ("" if r[f"{word}_right"] else ", not named")
+            for word in ("exit", "silence", "hang")
+        )
+        lines.append(
+            f"| {r['nodes']:,} | {r['ranks']:,} | {r['driver_cores']:.2f}, {r['redis_cores']:.2f} "
+            f"| {r['driver_mib']:.0f} MiB | {r['beat_age_s']:.2f} s (worst "
+            f"{r['beat_age_worst_s']:.2f}) | {' | '.join(mends)} |"
+        )
+    return _machine(rows) + "\n".join(lines)
+
+
+TABLES = {"campaign": campaign, "torchrun": beside, "healthy": stretches, "driver-kills": kills,
+          "scale": sizes}  # fmt: skip
 """Name of a record, of its option and of its marks in the page -> what makes its table."""
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ _START_S = 10.0
 _NAMES = ("valkey-server", "redis-server")
 _PR_SET_PDEATHSIG = 1
 _MAX_MEMORY = 1 << 30
+_MAX_CLIENTS = 100_000
+"""The server itself takes fewer where this user may not open as many files."""
 
 
 def find_server(folders: str | None = None) -> str:
@@ -211,7 +213,7 @@ class EmbeddedRedis:
             f"port {self._port}", "protected-mode no", f"dir {self.folder}", 'save ""',
             f"appendonly {'yes' if self._durable else 'no'}", "appendfsync no",
             f"maxmemory {_MAX_MEMORY}", "maxmemory-policy noeviction", "tcp-backlog 4096",
-            "maxclients 20000", "daemonize no",
+            f"maxclients {_MAX_CLIENTS}", "daemonize no",
         ]  # fmt: skip
         if self._host:
             lines.append(f"bind {self._host}")

@@ -6,6 +6,7 @@ Holds the lease, knows nodes by their beats, remembers for the next driver what 
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.comm.resp import Client, parse_url
+from engine.comm.resp import Client, ServerSaidNo, parse_url
 from engine.errors import MissingError
 from engine.job.keeper import Join, find_or_start, has_keeper, is_keeper, write_join
 from engine.job.lease import LEASE_S, Lease
@@ -29,6 +30,8 @@ from engine.job.start import StartRecord
 from engine.spec.recipe import Recipe
 
 _STATE = "start"
+_CLIENTS_PER_RANK, _CLIENTS_PER_NODE, _CLIENTS_OVER = 2, 3, 64
+"""Connections to Redis: a rank has one for each thread that asked it something at once."""
 
 
 class Launcher(Protocol):
@@ -114,6 +117,7 @@ class RemotePlace:
         else:
             join = find_or_start(folder, job, self._host)
         client = Client(parse_url(join.redis), io_s=2.0, patience_s=5.0)
+        _check_room(client, recipe)
         lease = Lease(client, job, length_s=self._lease_s)
         lease.take(within_s=2 * self._lease_s)
         self.hub, self._client, self._job = BeatHub(join.redis, job, lease), client, job
@@ -206,6 +210,27 @@ class RemotePlace:
         self._launcher.stop()
         if self._kept is not None:
             self._kept.end()
+
+
+def _check_room(client: Client, recipe: Recipe) -> None:
+    """MissingError if the job's Redis takes fewer clients than the job has.
+
+    Seen too late, that is ranks and nodes that do not come, on any of thousands of machines.
+    """
+    try:
+        reply = client.call(("INFO", "clients"))[0]
+    except ServerSaidNo:
+        return  # a hosted server that tells nobody
+    found = re.search(rb"^maxclients:(\d+)", reply if isinstance(reply, bytes) else b"", re.M)
+    nodes = recipe.job.nodes + recipe.job.spares
+    need = _CLIENTS_PER_RANK * recipe.layout.world_size + _CLIENTS_PER_NODE * nodes + _CLIENTS_OVER
+    if found and int(found[1]) < need:
+        raise MissingError(
+            f"the job's Redis takes {int(found[1])} clients, but {recipe.layout.world_size} ranks "
+            f"on {nodes} nodes need {need}",
+            remedy=f"`ulimit -n {need + 1000}` before `msctl train` (for a server of your own: "
+            "its maxclients as well)",
+        )
 
 
 class NoLauncher:

@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from engine.comm.embedded_redis import find_server
+from engine.comm.embedded_redis import EmbeddedRedis, find_server
+from engine.comm.resp import Client, parse_url
 from engine.errors import MissingError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
 from engine.job.keeper import read_join
 from engine.job.processes import executor_of
-from engine.job.remote import ProcessLauncher, RemotePlace
+from engine.job.remote import NoLauncher, ProcessLauncher, RemotePlace
 from engine.job.run import prepare_folder
 from engine.job.view import read_view
 from engine.spec.load import load_recipe
@@ -68,6 +70,25 @@ def rank_pid(folder: Path, rank: int) -> int:
             if os.readlink(path) == log:
                 return int(path.parts[2])
     raise AssertionError(f"nobody writes {log}")
+
+
+def test_a_redis_that_has_no_room_for_all_ranks_is_refused_before_anything_starts(tmp_path: Path):
+    one = made(STEPS, dp=4, job={"nodes": 2, "spares": 1})
+    with EmbeddedRedis(host="127.0.0.1", durable=False) as server:
+        train = msgspec.structs.replace(one.train, store=server.url_by_file)
+        one = msgspec.structs.replace(one, train=train)
+        client = Client(parse_url(server.url))
+        place = RemotePlace(NoLauncher(), host="127.0.0.1")
+        client.call(("CONFIG", "SET", "maxclients", 80))
+        with (
+            pytest.raises(MissingError, match="takes 80 clients, but 4 ranks on 3 nodes") as caught,
+            place.store(one, tmp_path),
+        ):
+            pass
+        assert "ulimit -n" in caught.value.remedy
+        client.call(("CONFIG", "SET", "maxclients", 81))
+        with place.store(one, tmp_path):
+            assert place.token == 1
 
 
 def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path):
