@@ -79,7 +79,12 @@ def events_page() -> str:
             f"Schema version {VERSION}. A rank appends one JSON object a line to "
             "`events/rank-NNNNN.jsonl` of its run; the planner's simulated runs have the same "
             "form. A last line without an end is what a crash leaves, and readers skip it; any "
-            "other line that is no event is an error."
+            "other line that is no event is an error. "
+            "A file of more than half of `monitor.events_mib` becomes `rank-NNNNN.jsonl.1`, in the "
+            "place of an older one, and a new one begins; both are read. With "
+            "`monitor.events_every` most steps are summed up: the `step` has the attribute "
+            "`summed`, and each span in it stands for several (`times`) and is as long as all of "
+            "them, less what ran inside them; where it lies within the step means nothing."
         ),
         "",
         "| field | type | default | meaning |",

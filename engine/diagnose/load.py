@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from engine.diagnose.parts import DIRECT, PARTS, part_of
 from engine.diagnose.readers.files import cores
 from engine.errors import TraceError
-from engine.events.reader import event_bytes, event_files
+from engine.events.reader import event_bytes, event_files, parts_of
 from engine.events.schema import VERSION, Attr
+from engine.events.sums import SUMMED, TIMES
 from engine.spec.layout import Coord, ParallelLayout
 
 _FILE_LIMIT = 1 << 31
@@ -90,6 +91,8 @@ class Spans(NamedTuple):
     tails: dict[int, Tail]
     microbatches: int
     unreadable: tuple[tuple[str, str], ...]
+    summed: frozenset[int] = frozenset()
+    """Steps whose spans were summed up when they were written."""
 
     def coord(self, rank: int) -> Coord:
         """Where a rank sits."""
@@ -108,6 +111,7 @@ class _File(NamedTuple):
     microbatches: int
     bad_lines: int
     """Lines within the file that are no events."""
+    summed: frozenset[int]
 
 
 def load_spans(events: Path, *, last: int | None = None) -> Spans:
@@ -183,11 +187,33 @@ def _arrays(read: dict[int, _File], keep: int, bad: tuple[tuple[str, str], ...])
         {rank: file.tail for rank, file in read.items()},
         max(file.microbatches for file in read.values()),
         bad,
+        frozenset().union(*(file.summed for file in read.values())),
     )
 
 
-def decode_lines(path: Path) -> tuple[list[Line], int]:
-    """Lines of a file, and how many are no events; one without an end is what a crash leaves."""
+class Decoded(NamedTuple):
+    """What a rank wrote, the older part of its file first."""
+
+    lines: list[Line]
+    bad: int
+    """Lines that are no events."""
+    older: int
+    """How many of the good ones are of the older part."""
+
+
+def decode_lines(path: Path) -> Decoded:
+    """Lines of a rank, given its file; one without an end is what a crash leaves."""
+    lines: list[Line] = []
+    bad = older = 0
+    for part in parts_of(path):
+        older = len(lines)
+        found, wrong = _decode_part(part)
+        lines += found
+        bad += wrong
+    return Decoded(lines, bad, older)
+
+
+def _decode_part(path: Path) -> tuple[list[Line], int]:
     data = event_bytes(path, _FILE_LIMIT)
     end = data.rfind(b"\n") + 1
     decoder = msgspec.json.Decoder(Line)
@@ -210,7 +236,7 @@ def decode_lines(path: Path) -> tuple[list[Line], int]:
 
 
 def _read(path: Path, rank: int, keep: int) -> _File:
-    lines, bad_lines = decode_lines(path)
+    lines, bad_lines, older = decode_lines(path)
     clock = next((line for line in lines[:16] if line.name == "clock"), None)
     layout = _layout(path, clock)
     _same(path, rank, clock)
@@ -228,10 +254,11 @@ def _read(path: Path, rank: int, keep: int) -> _File:
         seconds[_ROW[part], column[step]] = value / 1e9
     lengths = [steps.get(step, np.nan) / 1e9 for step in numbers]
     return _File(
-        _tail(path, rank, layout, lines, clock), layout, np.array(numbers, np.int64),
+        _tail(path, rank, layout, lines, clock, older), layout, np.array(numbers, np.int64),
         np.array(lengths, np.float32), seconds,
         {key: (total / 1e9, count) for key, (total, count) in actions.items()}, microbatches,
-        bad_lines,
+        bad_lines, frozenset(line.step for line in lines
+                             if line.name == "step" and SUMMED in line.attrs),
     )  # fmt: skip
 
 
@@ -253,7 +280,7 @@ def _ordered(lines: list[Line]) -> list[Line]:
     validations = [(s.t_ns, s.t_ns + s.dur_ns) for s in spans if s.name == "eval"]
     if validations:
         for span in spans:
-            if any(a <= span.t_ns < b for a, b in validations):
+            if span.name != "step" and any(a <= span.t_ns < b for a, b in validations):
                 span.name = "eval"
     return spans
 
@@ -295,7 +322,8 @@ def _reduce(
         elif name in _ACTIONS:
             action = (name, whole(span.attrs.get("chunk")))
             total, count = actions.get(action, (0, 0))
-            actions[action] = (total + own, count + 1)
+            times = whole(span.attrs.get(TIMES, 1)) if TIMES in span.attrs else 1
+            actions[action] = (total + own, count + times)
             number = whole(span.attrs.get("microbatch"))
             if number >= microbatches:
                 microbatches = number + 1
@@ -337,12 +365,13 @@ def _layout(path: Path, clock: Line | None) -> ParallelLayout:
 
 
 def _tail(
-    path: Path, rank: int, layout: ParallelLayout, lines: list[Line], clock: Line | None
-) -> Tail:
+    path: Path, rank: int, layout: ParallelLayout, lines: list[Line], clock: Line | None,
+    older: int,
+) -> Tail:  # fmt: skip
     error, error_line, dropped = "", None, 0
     ended = False
     last_open: list[Line] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, 1 - older):
         if line.kind == "span":
             continue
         if line.kind == "open":

@@ -18,6 +18,7 @@ from engine.diagnose.load import Line, decode_lines, whole
 from engine.diagnose.perfetto import PerfettoWriter
 from engine.errors import TraceError
 from engine.events.reader import event_files
+from engine.events.sums import TIMES
 from engine.spec.layout import ParallelLayout
 
 PERFETTO_SUFFIXES = (".pftrace", ".perfetto-trace")
@@ -107,7 +108,7 @@ def _read(
     wall: dict[int, int] = {}
     for rank, path in files.items():
         try:
-            found, _ = decode_lines(path)
+            found = decode_lines(path).lines
         except TraceError:
             continue  # the report names it; the others still make a timeline
         clock = next((line for line in found[:16] if line.name == "clock"), None)
@@ -115,6 +116,7 @@ def _read(
         lines[rank] = [
             line for line in found
             if line.kind in ("span", "open") and steps[0] <= line.step <= steps[1]
+            and TIMES not in line.attrs  # a sum has no place in time
         ]  # fmt: skip
     return lines, wall
 

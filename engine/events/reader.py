@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import TraceError
-from engine.events.schema import Event, check
+from engine.events.schema import OLDER, Event, check
 
 _FILE = re.compile(r"rank-(\d{1,9})\.jsonl")
 _LINE_LIMIT = 1 << 20
@@ -34,8 +34,14 @@ def event_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The files that hold a rank's events, the older first."""
+    older = path.with_name(path.name + OLDER)
+    return [older, path] if older.is_file() else [path]
+
+
 def event_bytes(path: Path, limit: int) -> bytes:
-    """A whole event file; TraceError if it is larger than `limit`, shut, or no file."""
+    """A whole file of events; TraceError if it is larger than `limit`, shut, or no file."""
     size = _size(path)
     if size > limit:
         raise TraceError(
@@ -60,11 +66,16 @@ def _size(path: Path) -> int:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Stream the events of one file.
+    """Stream the events of one rank, given its file.
 
     A last line without an end is what a crash leaves and is skipped; any other line that is not a
     valid event raises TraceError with its number.
     """
+    for part in parts_of(path):
+        yield from _read_part(part)
+
+
+def _read_part(path: Path) -> Iterator[Event]:
     decoder = msgspec.json.Decoder(Event)
     _size(path)
     try:

@@ -12,6 +12,10 @@ from engine.spec.base import Noun, doc
 
 VERSION = 1
 
+OLDER = ".1"
+"""What is added to the name of an event file that has grown too large; it is read before the new
+one of its rank."""
+
 Kind = Literal["span", "instant", "value", "open"]
 Attr = str | int | float | bool | None
 

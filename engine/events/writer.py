@@ -2,7 +2,9 @@
 
 Spans are written when they close. What is open stays on a stack that `dump_open` writes when a
 step passes its deadline: that dump names the culprit of a hang. Lines are kept in memory and
-written at step boundaries; beyond `limit` pending lines new ones are dropped and counted.
+written at step boundaries; beyond `limit` pending lines new ones are dropped and counted. What a
+long run of many ranks writes is bounded twice: most steps may be summed up (`sums.py`), and of a
+file that has grown too large only the newer half stays.
 """
 
 import os
@@ -11,19 +13,23 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from engine.events.schema import NAMES, Attr, Event, Kind
+from engine.events.schema import NAMES, OLDER, Attr, Event, Kind
+from engine.events.sums import SUMMED, Sums
 
 _LONGEST_LINE = 1 << 20
 """Bytes of a line that readers take."""
 _OWN = frozenset({"forward", "backward", "backward_input", "backward_weight", "optimizer"})
 """Spans whose time, less that of the spans inside them, is a rank's own work."""
 _STEPS_KEPT = 256
+_FIRST_STEPS = 3
+"""Steps of a start that are kept whole in any case."""
 
 
 class StepWork(NamedTuple):
@@ -35,13 +41,16 @@ class StepWork(NamedTuple):
 
 
 class _Open:
-    """A span that runs; `inside_ns` is the time of spans that closed within it."""
+    """A span that runs; `inside_ns` is the time of spans that closed within it.
 
-    __slots__ = ("attrs", "inside_ns", "name", "start", "stream")
+    `told_ns` is that of those among them, and below them, that were long enough to be kept.
+    """
+
+    __slots__ = ("attrs", "inside_ns", "name", "start", "stream", "told_ns")
 
     def __init__(self, name: str, stream: str, start: int, attrs: dict[str, Attr]) -> None:
         self.name, self.stream, self.start, self.attrs = name, stream, start, attrs
-        self.inside_ns = 0
+        self.inside_ns = self.told_ns = 0
 
 
 class EventWriter:
@@ -49,12 +58,21 @@ class EventWriter:
 
     With `watched`, what runs is known to other threads even then: `actions` counts spans that began
     or ended, `doing` names those that are open, `works` holds the steps that ended lately.
+    Every `every`-th step is kept span by span, the others are summed up; the file and its older
+    part together stay below `most_bytes`, if that is not 0.
     """
 
     def __init__(
-        self, path: Path | None, rank: int, *, limit: int = 100_000, watched: bool = False
-    ) -> None:
+        self, path: Path | None, rank: int, *, limit: int = 100_000, watched: bool = False,
+        every: int = 1, most_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self.rank = rank
+        self._path, self._every, self._most_bytes = path, every, most_bytes
+        self._clock: dict[str, Attr] = {}
+        self._whole = range(0)
+        """Steps of this start that are kept whole in any case."""
+        self._sums: Sums | None = None
+        """Of the step that runs, if it is to be summed up."""
         self.step = -1
         self.dropped = 0
         self.actions = 0
@@ -67,10 +85,10 @@ class EventWriter:
         self._open: list[_Open] = []
         self._lock = threading.Lock()
         self._encoder = msgspec.json.Encoder()
-        self._file = None
+        self._file: FileIO | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+")
+            self._file = path.open("ab+", buffering=0)
             _drop_torn_end(self._file)
 
     @property
@@ -82,6 +100,7 @@ class EventWriter:
         """Write the first line: wall time, and the rank's place on the axes."""
         attrs: dict[str, Attr] = {"wall_ns": time.time_ns(), "world": world, **degrees}
         attrs |= {f"{axis}_index": i for axis, i in index.items()}
+        self._clock = attrs
         self.instant("clock", attrs)
 
     @property
@@ -123,8 +142,18 @@ class EventWriter:
         if self._tracks:
             self._end(longer_than_ns)
 
+    def _is_whole(self) -> bool:
+        """Whether every span of the present step is to be kept."""
+        if self._every <= 1 or self.step < 0:
+            return True
+        if not self._whole:
+            self._whole = range(self.step, self.step + _FIRST_STEPS)
+        return self.step in self._whole or self.step % self._every == 0
+
     def _begin(self, name: str, stream: str, attrs: dict[str, Attr]) -> None:
         self.actions += 1
+        if not self._open:
+            self._sums = None if self._is_whole() else Sums()
         self._open.append(_Open(name, stream, time.perf_counter_ns(), attrs))
 
     def _end(self, longer_than_ns: int) -> None:
@@ -140,21 +169,55 @@ class EventWriter:
             self._own_ns = 0
         elif one.name == "eval":
             self._own_ns = 0
-        if length >= longer_than_ns:
-            self.add("span", one.name, one.stream, one.start, length, one.attrs)
+        self._keep(one, length, is_kept=length >= longer_than_ns)
+
+    def _keep(self, one: _Open, length: int, *, is_kept: bool) -> None:
+        """Write a span that ended, or let it count in the sums of its step."""
+        if self._open:
+            self._open[-1].told_ns += length if is_kept else one.told_ns
+        if not is_kept:
+            return
+        if self._sums is None:
+            self._add("span", one.name, one.stream, one.start, length, one.attrs)
+        elif self._open:
+            self._add_up(self._sums, one.name, length - one.told_ns, one.attrs)
+        else:
+            if one.name == "step":
+                for name, start, own, attrs in self._sums.spans(one.start):
+                    self._add("span", name, "host", start, own, attrs)
+                one.attrs = {**one.attrs, SUMMED: True}
+            self._add("span", one.name, one.stream, one.start, length, one.attrs)
+
+    def _add_up(self, sums: Sums, name: str, own_ns: int, attrs: dict[str, Attr]) -> None:
+        """What runs within a validation is no training work, whatever it is called."""
+        if any(outer.name == "eval" for outer in self._open):
+            name, attrs = "eval", {}
+        sums.add(name, own_ns, attrs)
 
     def instant(self, name: str, attrs: dict[str, Attr]) -> None:
         """Record that something happened now."""
-        self.add("instant", name, "host", time.perf_counter_ns(), 0, attrs)
+        self._add("instant", name, "host", time.perf_counter_ns(), 0, attrs)
 
     def value(self, name: str, value: float) -> None:
         """Record a number."""
-        self.add("value", name, "host", time.perf_counter_ns(), 0, {"value": value})
+        self._add("value", name, "host", time.perf_counter_ns(), 0, {"value": value})
 
     def add(
         self, kind: Kind, name: str, stream: str, t_ns: int, dur_ns: int, attrs: dict[str, Attr]
     ) -> None:
         """Record an event whose times are known; safe to call from a completion callback."""
+        if kind == "span" and self._sums is not None:
+            if name == "gc" and self._open:  # it ran in the thread of the step, inside a span
+                self._open[-1].told_ns += dur_ns
+                self._add_up(self._sums, name, dur_ns, attrs)
+                return
+            if name != "gc":
+                return  # a lane beside the step: what it costs shows as a wait
+        self._add(kind, name, stream, t_ns, dur_ns, attrs)
+
+    def _add(
+        self, kind: Kind, name: str, stream: str, t_ns: int, dur_ns: int, attrs: dict[str, Attr]
+    ) -> None:
         if self._file is None:
             return
         if name not in NAMES:
@@ -176,15 +239,46 @@ class EventWriter:
             return
         with self._lock:
             pending, self._pending = self._pending, []
-            if pending:
-                self._file.write(self._encoder.encode_lines(pending))
-            self._file.flush()
+            try:
+                if pending and not self._has_written(self._encoder.encode_lines(pending)):
+                    self.dropped += len(pending)
+                if self._most_bytes and self._file.tell() > self._most_bytes // 2:
+                    self._begin_file()
+            except OSError:  # what is on the disk stays readable, and the step goes on
+                self.dropped += len(pending)
+
+    def _has_written(self, data: bytes) -> bool:
+        """Whether all of it is in the file; nothing is, if there was no room for all."""
+        assert self._file is not None, "a writer that is active has a file"
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            done = self._file.write(data)
+        except OSError:
+            done = 0
+        if done < len(data):
+            self._file.truncate(size)
+        return done == len(data)
+
+    def _begin_file(self) -> None:
+        """Put a file that is full in the place of the older one."""
+        assert self._path is not None, "a file has a path"
+        assert self._file is not None, "a writer that is active has a file"
+        os.replace(self._path, self._path.with_name(self._path.name + OLDER))
+        fresh = self._path.open("ab+", buffering=0)
+        self._file.close()
+        self._file = fresh
+        if self._clock:
+            now = {**self._clock, "wall_ns": time.time_ns()}
+            first = Event(rank=self.rank, seq=self._seq, kind="instant", name="clock",
+                          t_ns=time.perf_counter_ns(), attrs=now)  # fmt: skip
+            self._seq += 1
+            self._has_written(self._encoder.encode(first) + b"\n")
 
     def dump_open(self) -> None:
         """Write what this rank is in the middle of, outermost first, and flush."""
         now = time.perf_counter_ns()
         for one in list(self._open):
-            self.add("open", one.name, one.stream, one.start, now - one.start, one.attrs)
+            self._add("open", one.name, one.stream, one.start, now - one.start, one.attrs)
         self.flush()
 
     def close(self, *, ended: bool) -> None:
@@ -215,7 +309,7 @@ class EventWriter:
         self.close(ended=error is None)
 
 
-def _drop_torn_end(file: BinaryIO) -> None:
+def _drop_torn_end(file: FileIO) -> None:
     """Cut off the half line that a killed rank left, so that new lines do not grow onto it."""
     size = file.seek(0, os.SEEK_END)
     start = max(0, size - _LONGEST_LINE)

@@ -189,6 +189,16 @@ class MonitorSpec(Noun, frozen=True, kw_only=True):
     """What is recorded while training."""
 
     events: Annotated[bool, doc("one span per action and rank")] = True
+    events_every: Annotated[
+        Count,
+        doc(
+            "steps between those whose every span is kept; the others are summed up by action, in "
+            "some 30 lines a rank; the first 3 of a start are kept"
+        ),
+    ] = 1
+    events_mib: Annotated[
+        Size, doc("most MiB of events that a rank keeps, the newest; 0 = all")
+    ] = 1024
     tensorboard: Annotated[bool, doc("write TensorBoard files")] = True
     log_every: Annotated[Count, doc("steps between printed lines")] = 1
     step_deadline_s: Annotated[

@@ -89,7 +89,13 @@ def _train(rank: int, task: RankTask, recipe: Recipe, meet: Rendezvous) -> int:
     path = folder / "events" / f"rank-{rank:05d}.jsonl" if recipe.monitor.events else None
     watched = bool(task.beats)
     with (
-        EventWriter(path, rank, watched=watched) as events,
+        EventWriter(
+            path,
+            rank,
+            watched=watched,
+            every=recipe.monitor.events_every,
+            most_bytes=recipe.monitor.events_mib << 20,
+        ) as events,
         Beacon(events, task.beats, rank - task.local_offset),
     ):
         place = layout.coord(rank)

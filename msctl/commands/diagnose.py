@@ -162,6 +162,25 @@ def _draw(ui: Ui, spans: "Spans | None") -> None:
         ui.line(f"shades {SHADES!r}: own work above that of peers, from 0 to 20 %")
 
 
+def _step_of_timeline(spans: "Spans", wish: int | None) -> int:
+    """The step that is drawn: the newest before the last that was kept span by span."""
+    steps = [int(step) for step in spans.steps]
+    whole = [step for step in steps if step not in spans.summed]
+    if wish is None:
+        before = [step for step in whole if step != steps[-1]]
+        return (before or whole or steps)[-1]
+    if wish in spans.summed:
+        near = min(whole, key=lambda step: abs(step - wish), default=None)
+        raise TraceError(
+            f"step {wish} was summed up when it was written (monitor.events_every): its spans have "
+            "no place in time",
+            remedy=f"draw step {near}, or train with a smaller monitor.events_every"
+            if near is not None
+            else "train with a smaller monitor.events_every",
+        )
+    return wish
+
+
 def _timeline(ui: Ui, folder: Path, out: Path, spans: "Spans | None", step: int | None) -> None:
     """The timeline of one step."""
     from engine.diagnose.run import last_life
@@ -169,7 +188,7 @@ def _timeline(ui: Ui, folder: Path, out: Path, spans: "Spans | None", step: int 
 
     _need(spans is not None and len(spans.steps) > 0, "--timeline")
     if spans is not None:
-        chosen = int(spans.steps[max(0, len(spans.steps) - 2)]) if step is None else step
+        chosen = _step_of_timeline(spans, step)
         made = write_timeline(last_life(folder), out, spans.layout, steps=(chosen, chosen))
         ui.note(
             f"wrote {out}: step {chosen}, {made.ranks} ranks, {made.slices} slices, "

@@ -2,14 +2,17 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "diagnose"))
 from synthetic import write_run
 
+from engine.errors import TraceError
 from engine.spec.layout import ParallelLayout
 from msctl.app import main
+from msctl.commands.diagnose import _step_of_timeline
 
 LAYOUT = ParallelLayout(tp=2, pp=2, dp=2)
 
@@ -132,3 +135,28 @@ def test_names_that_are_no_utf8_reach_every_form(tmp_path, capsys):
     assert all(path.stat().st_size for path in files.values())
     assert main(["diagnose", str(folder) + "x", "--json"]) == 3
     assert "caf\\xe9x" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+class Steps(NamedTuple):
+    steps: tuple[int, ...]
+    summed: frozenset[int]
+
+
+@pytest.mark.parametrize(
+    ("steps", "summed", "wish", "chosen"),
+    [
+        (range(1, 9), (), None, 7),
+        (range(1, 9), (5, 6, 7, 8), None, 4),
+        (range(1, 9), range(1, 8), None, 8),
+        (range(1, 4), range(1, 4), None, 3),
+        (range(1, 9), (5, 6, 7, 8), 2, 2),
+    ],
+)
+def test_the_newest_step_that_was_kept_whole_is_drawn(steps, summed, wish, chosen):
+    assert _step_of_timeline(Steps(tuple(steps), frozenset(summed)), wish) == chosen
+
+
+def test_a_step_that_was_summed_up_is_not_drawn_and_the_nearest_other_is_named():
+    with pytest.raises(TraceError, match="step 6 was summed up") as caught:
+        _step_of_timeline(Steps(tuple(range(1, 9)), frozenset((5, 6, 7, 8))), 6)
+    assert "draw step 4" in caught.value.remedy

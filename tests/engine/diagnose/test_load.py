@@ -141,10 +141,10 @@ def test_a_tail_says_how_the_file_ends(tmp_path):
 
 def test_a_torn_last_line_is_left_out_and_a_bad_one_within_is_counted(tmp_path):
     path = write(tmp_path, 0, [CLOCK, *step_of(0, 0)], end=b'\n{"kind": "span", "na')
-    lines, bad = decode_lines(path)
+    lines, bad, _ = decode_lines(path)
     assert (len(lines), bad) == (6, 0)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\n{}\n[1]\n", 1))
-    assert decode_lines(path) == (lines, 2)
+    assert decode_lines(path) == (lines, 2, 0)
     spans = load_spans(path.parent)
     assert spans.unreadable == ((str(path), "2 lines are no events; the others were read"),)
 

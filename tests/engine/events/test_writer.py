@@ -1,3 +1,4 @@
+import resource
 import threading
 
 import pytest
@@ -142,3 +143,59 @@ def test_validation_is_no_work_of_the_next_step():
     with writer.span("step"):
         pass
     assert writer.works[0].own_s == 0.0
+
+
+def step(writer: EventWriter, number: int, spans: int = 1) -> None:
+    writer.step = number
+    with writer.span("step"):
+        for microbatch in range(spans):
+            with writer.span("forward", "compute", chunk=0, microbatch=microbatch):
+                pass
+    writer.flush()
+
+
+def test_the_first_steps_of_a_start_and_every_nth_are_kept_span_by_span(path):
+    with EventWriter(path, 0, every=10) as writer:
+        for number in range(7, 33):
+            step(writer, number, spans=5)
+    kept = {e.step: 0 for e in read_events(path)} | {-1: 0}
+    for event in read_events(path):
+        kept[event.step] += event.name == "forward"
+    whole = [number for number in range(7, 33) if kept[number] == 5]
+    assert whole == [7, 8, 9, 10, 20, 30]
+    assert all(kept[number] == 1 for number in range(7, 33) if number not in whole)
+
+
+def test_of_a_file_that_grows_too_large_the_newest_stays(path):
+    most = 20_000
+    with EventWriter(path, 3, most_bytes=most) as writer:
+        writer.clock(world=4, degrees={"tp": 1, "pp": 1, "dp": 4},
+                     index={"tp": 0, "pp": 0, "dp": 3})  # fmt: skip
+        for number in range(1, 400):
+            step(writer, number)
+            files = [one for one in path.parent.iterdir() if one.name.startswith(path.name)]
+            assert sum(one.stat().st_size for one in files) < most + 1000
+    events = list(read_events(path))
+    assert all(check(event) is None for event in events)
+    assert events[0].name == "clock"
+    assert (events[0].attrs["world"], events[0].attrs["dp_index"]) == (4, 3)
+    steps = [event.step for event in events if event.name == "step"]
+    assert steps == list(range(steps[0], 400))
+    assert len(steps) > 20
+    seqs = [event.seq for event in events]
+    assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+
+
+def test_a_full_disk_costs_events_and_not_the_step(path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EventWriter(path, 0) as writer:
+        step(writer, 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+        try:
+            step(writer, 2, spans=50)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        step(writer, 3)
+    assert [e.step for e in read_events(path) if e.name == "step"] == [1, 3]
+    (dropped,) = [e for e in read_events(path) if e.name == "dropped"]
+    assert dropped.attrs == {"value": 51}
