@@ -100,6 +100,17 @@ def _tasks(recipe: Recipe) -> int:
     return recipe.job.nodes + recipe.job.spares
 
 
+def _ranges(indices: list[int]) -> str:
+    """Ascending numbers as sbatch takes them: 0-3,7."""
+    parts: list[list[int]] = []
+    for index in indices:
+        if parts and index == parts[-1][1] + 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
 class SlurmLauncher:
     """Submits the array, drains what is bad, cancels the rest at the end."""
 
@@ -123,7 +134,7 @@ class SlurmLauncher:
         (folder / "log").mkdir(parents=True, exist_ok=True)
         path = folder / SCRIPT
         path.write_text(script(self._recipe, folder), encoding="utf-8")
-        which = "--array=" + ",".join(map(str, missing))
+        which = f"--array={_ranges(missing)}"
         made = call("sbatch", "--parsable", which, str(path)).strip().partition(";")[0]
         self.jobs = (*(self.jobs if there else ()), made)
         fresh = self._record.with_suffix(".new")
@@ -186,6 +197,8 @@ def call(*command: str, must: bool = True) -> str:
         ) from None
     if ended.returncode and must:
         remedy = "check that this user may submit jobs and update nodes (an operator of Slurm)"
+        if "Invalid job array" in ended.stderr:
+            remedy = "raise MaxArraySize in slurm.conf above job.nodes + job.spares"
         if _NO_CONTROLLER.search(ended.stderr):
             remedy = "run this where Slurm is configured; `scontrol ping` shows its controllers"
         said = " ".join(ended.stderr.split())[:200]

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.comm.embedded_redis import find_server
 from engine.errors import MissingError, RecipeError
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
 from engine.job.remote import RemotePlace
-from engine.job.slurm import JOB, SlurmLauncher, script
+from engine.job.slurm import JOB, SlurmLauncher, _ranges, script
 from engine.spec.job import JobSpec
 from engine.spec.places import SlurmSpec
 from engine.train.metrics import StepMetrics, read_metrics
@@ -170,6 +172,24 @@ def test_only_tasks_that_have_ended_are_submitted_again(cluster: Cluster, tmp_pa
     assert last.jobs == again.jobs
     last.stop()
     cluster.wait(lambda: not tasks(), "all tasks to end")
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_more_nodes_than_slurm_takes_in_an_array(cluster: Cluster, tmp_path: Path):
+    many = msgspec.structs.replace(recipe(), job=JobSpec(nodes=1500, spares=1))
+    with pytest.raises(MissingError, match="Invalid job array") as caught:
+        SlurmLauncher(many).start(tmp_path, 1501)
+    assert "MaxArraySize" in caught.value.remedy
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_ranges_name_the_same_tasks(indices: set[int]):
+    found: list[int] = []
+    for part in _ranges(sorted(indices)).split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    assert found == sorted(indices)
 
 
 @pytest.mark.multi
