@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.diagnose.load import Line
+from engine.diagnose.eventlines import Line
 from engine.spec.layout import ParallelLayout
 
 

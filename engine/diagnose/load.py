@@ -10,21 +10,23 @@ from collections.abc import Iterator
 from concurrent import futures
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.diagnose.eventlines import FILE_LIMIT, Decoded, Line, decode_lines, whole
 from engine.diagnose.parts import DIRECT, PARTS, part_of
 from engine.diagnose.readers.files import cores
 from engine.errors import TraceError
-from engine.events.reader import event_bytes, event_files, parts_of
-from engine.events.schema import VERSION, Attr
+from engine.events.reader import event_files
+from engine.events.schema import VERSION
 from engine.events.sums import SUMMED, TIMES
 from engine.spec.layout import Coord, ParallelLayout
 
-_FILE_LIMIT = 1 << 31
+MOST_BYTES, LEAST_BYTES = 16 << 30, 1 << 20
+"""Of all files together, and of each in any case; of larger ones the ends are read."""
 _CELLS = 12_000_000
 """Ranks times steps kept; 16 parts of 4 bytes each make this 0.75 GiB at most."""
 
@@ -36,30 +38,6 @@ _ROW = {part: row for row, part in enumerate(PARTS)}
 
 _NESTED = frozenset({"host", "compute", "tp"})
 """Streams of the calling thread: their spans nest; other lanes run beside it."""
-
-
-_Whole = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-"""What fits into an array; JSON itself has no limit."""
-
-
-class Line(msgspec.Struct, gc=False):
-    """The fields of an event that the reduction needs; others are skipped unread."""
-
-    kind: str
-    name: str
-    t_ns: _Whole
-    rank: _Whole = -1
-    step: _Whole = -1
-    stream: str = "host"
-    dur_ns: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
-    attrs: dict[str, Attr] = {}
-    v: int = VERSION
-
-
-def whole(value: Attr) -> int:
-    """A whole number out of an event's attributes, 0 where it is none."""
-    number = int(value) if isinstance(value, int | float) else 0
-    return number if abs(number) <= 1 << 62 else 0
 
 
 class Tail(NamedTuple):
@@ -93,6 +71,8 @@ class Spans(NamedTuple):
     unreadable: tuple[tuple[str, str], ...]
     summed: frozenset[int] = frozenset()
     """Steps whose spans were summed up when they were written."""
+    cut: int = 0
+    """Ranks of which only the newest events were read."""
 
     def coord(self, rank: int) -> Coord:
         """Where a rank sits."""
@@ -112,10 +92,13 @@ class _File(NamedTuple):
     bad_lines: int
     """Lines within the file that are no events."""
     summed: frozenset[int]
+    is_cut: bool
 
 
-def load_spans(events: Path, *, last: int | None = None) -> Spans:
+def load_spans(events: Path, *, last: int | None = None, most_bytes: int = MOST_BYTES) -> Spans:
     """Read a run's `events` folder; `last` keeps only that many newest steps.
+
+    most_bytes  read at most so much of all files together: of each its end
 
     A file that cannot be read is left out and named in `unreadable`; TraceError if none can.
     """
@@ -123,7 +106,8 @@ def load_spans(events: Path, *, last: int | None = None) -> Spans:
     read: dict[int, _File] = {}
     bad: list[tuple[str, str]] = []
     keep = last or max(8, _CELLS // len(files))
-    for rank, outcome in _outcomes(files, keep):
+    most = min(FILE_LIMIT, max(LEAST_BYTES, most_bytes // len(files)))
+    for rank, outcome in _outcomes(files, keep, most):
         if isinstance(outcome, _File):
             read[rank] = outcome
             if outcome.bad_lines:
@@ -142,9 +126,9 @@ def load_spans(events: Path, *, last: int | None = None) -> Spans:
 _Outcome = _File | str
 
 
-def _outcomes(files: dict[int, Path], keep: int) -> Iterator[tuple[int, "_Outcome"]]:
+def _outcomes(files: dict[int, Path], keep: int, most: int) -> Iterator[tuple[int, "_Outcome"]]:
     """What each file holds or why it cannot be read; on several cores where there are many."""
-    jobs = [(path, rank, keep) for rank, path in files.items()]
+    jobs = [(path, rank, keep, most) for rank, path in files.items()]
     if len(jobs) < _ALONE or cores() < 2:
         yield from map(_outcome, jobs)
         return
@@ -152,10 +136,10 @@ def _outcomes(files: dict[int, Path], keep: int) -> Iterator[tuple[int, "_Outcom
         yield from pool.map(_outcome, jobs, chunksize=64)
 
 
-def _outcome(job: tuple[Path, int, int]) -> tuple[int, "_Outcome"]:
-    path, rank, keep = job
+def _outcome(job: tuple[Path, int, int, int]) -> tuple[int, "_Outcome"]:
+    path, rank, keep, most = job
     try:
-        return rank, _read(path, rank, keep)
+        return rank, _read(path, rank, keep, most)
     except TraceError as error:
         return rank, error.what
 
@@ -188,55 +172,13 @@ def _arrays(read: dict[int, _File], keep: int, bad: tuple[tuple[str, str], ...])
         max(file.microbatches for file in read.values()),
         bad,
         frozenset().union(*(file.summed for file in read.values())),
+        sum(file.is_cut for file in read.values()),
     )
 
 
-class Decoded(NamedTuple):
-    """What a rank wrote, the older part of its file first."""
-
-    lines: list[Line]
-    bad: int
-    """Lines that are no events."""
-    older: int
-    """How many of the good ones are of the older part."""
-
-
-def decode_lines(path: Path) -> Decoded:
-    """Lines of a rank, given its file; one without an end is what a crash leaves."""
-    lines: list[Line] = []
-    bad = older = 0
-    for part in parts_of(path):
-        older = len(lines)
-        found, wrong = _decode_part(part)
-        lines += found
-        bad += wrong
-    return Decoded(lines, bad, older)
-
-
-def _decode_part(path: Path) -> tuple[list[Line], int]:
-    data = event_bytes(path, _FILE_LIMIT)
-    end = data.rfind(b"\n") + 1
-    decoder = msgspec.json.Decoder(Line)
-    try:
-        return decoder.decode_lines(data[:end]), 0
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    lines: list[Line] = []
-    number = 0
-    for number, text in enumerate(data[:end].split(b"\n")[:-1], 1):
-        try:
-            lines.append(decoder.decode(text))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if number == 1:
-                raise TraceError(
-                    f"{path}:{number}: not an event: {error}",
-                    remedy="delete the file, or name the run folder that wrote it",
-                ) from None
-    return lines, number - len(lines)
-
-
-def _read(path: Path, rank: int, keep: int) -> _File:
-    lines, bad_lines, older = decode_lines(path)
+def _read(path: Path, rank: int, keep: int, most: int) -> _File:
+    decoded = decode_lines(path, most)
+    lines = decoded.lines
     clock = next((line for line in lines[:16] if line.name == "clock"), None)
     layout = _layout(path, clock)
     _same(path, rank, clock)
@@ -254,11 +196,12 @@ def _read(path: Path, rank: int, keep: int) -> _File:
         seconds[_ROW[part], column[step]] = value / 1e9
     lengths = [steps.get(step, np.nan) / 1e9 for step in numbers]
     return _File(
-        _tail(path, rank, layout, lines, clock, older), layout, np.array(numbers, np.int64),
+        _tail(path, rank, layout, decoded, clock), layout, np.array(numbers, np.int64),
         np.array(lengths, np.float32), seconds,
         {key: (total / 1e9, count) for key, (total, count) in actions.items()}, microbatches,
-        bad_lines, frozenset(line.step for line in lines
-                             if line.name == "step" and SUMMED in line.attrs),
+        decoded.bad,
+        frozenset(line.step for line in lines if line.name == "step" and SUMMED in line.attrs),
+        decoded.is_cut,
     )  # fmt: skip
 
 
@@ -365,20 +308,20 @@ def _layout(path: Path, clock: Line | None) -> ParallelLayout:
 
 
 def _tail(
-    path: Path, rank: int, layout: ParallelLayout, lines: list[Line], clock: Line | None,
-    older: int,
-) -> Tail:  # fmt: skip
+    path: Path, rank: int, layout: ParallelLayout, decoded: Decoded, clock: Line | None
+) -> Tail:
+    lines = decoded.lines
     error, error_line, dropped = "", None, 0
     ended = False
     last_open: list[Line] = []
-    for number, line in enumerate(lines, 1 - older):
+    for number, line in enumerate(lines, 1 - decoded.older):
         if line.kind == "span":
             continue
         if line.kind == "open":
             last_open.append(line)
         elif line.name == "error":
             error = f"{line.attrs.get('type', '')}: {line.attrs.get('what', '')}"[:2000]
-            error_line = number
+            error_line = None if decoded.is_cut else number
         elif line.name == "end":
             ended = True
         elif line.name == "dropped":

@@ -6,7 +6,8 @@ wait for its replicas, a tensor-parallel collective for its group. A rank withou
 works by itself.
 """
 
-from engine.diagnose.load import Line, Spans, Tail
+from engine.diagnose.eventlines import Line
+from engine.diagnose.load import Spans, Tail
 from engine.diagnose.waits import Waiting
 from engine.spec.layout import Coord, ParallelLayout
 

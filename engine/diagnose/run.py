@@ -16,7 +16,7 @@ from engine.diagnose.categories import next_step
 from engine.diagnose.decline import find_decline
 from engine.diagnose.finding import Evidence, Finding, Kind, Report, Times
 from engine.diagnose.hang import find_hang, rank_waits
-from engine.diagnose.load import Spans, load_spans
+from engine.diagnose.load import MOST_BYTES, Spans, load_spans
 from engine.diagnose.openspans import open_waits
 from engine.diagnose.pace import find_pace
 from engine.diagnose.readers.names import rank_of_name
@@ -26,13 +26,14 @@ from engine.errors import TraceError
 from engine.units import show_seconds
 
 
-def diagnose_run(folder: Path, *, last: int | None = None) -> Report:
+def diagnose_run(folder: Path, *, last: int | None = None, most_bytes: int | None = None) -> Report:
     """What is wrong with a run, and where its step time went.
 
     last  only that many newest steps; None takes all that fit into memory
+    most_bytes  read only so much of the events of all ranks, the newest; None: a limit
     Raises TraceError if the folder holds no readable events.
     """
-    report, _ = diagnose_spans(folder, last=last)
+    report, _ = diagnose_spans(folder, last=last, most_bytes=most_bytes)
     return report
 
 
@@ -45,7 +46,9 @@ def last_life(folder: Path) -> Path:
     return folder
 
 
-def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Spans]:
+def diagnose_spans(
+    folder: Path, *, last: int | None = None, most_bytes: int | None = None
+) -> tuple[Report, Spans]:
     """The report together with the arrays it was made of (heat map, timeline)."""
     begin = time.perf_counter()
     if not folder.is_dir():
@@ -53,7 +56,7 @@ def diagnose_spans(folder: Path, *, last: int | None = None) -> tuple[Report, Sp
             f"{folder}: no such run folder", remedy="name a folder under runs/, or --job last"
         )
     folder = last_life(folder)
-    spans = load_spans(folder / "events", last=last)
+    spans = load_spans(folder / "events", last=last, most_bytes=most_bytes or MOST_BYTES)
     record = read_record(folder)
     result = record.result
     states = {} if result.get("ended") == "done" else open_waits(spans)
@@ -275,6 +278,8 @@ def _gaps(folder: Path, spans: Spans) -> tuple[str, ...]:
     missing = spans.layout.world_size - len(spans.ranks)
     if missing:
         gaps.append(f"events of {missing} ranks (no readable file)")
+    if spans.cut:
+        gaps.append(f"older events of {spans.cut} ranks (of large files the ends were read)")
     if not (folder / "result.json").is_file():
         gaps.append("how the run ended (no result.json)")
     gaps.append("network counters (no traffic file)")

@@ -13,8 +13,8 @@ from typing import IO, NamedTuple
 import msgspec
 
 from engine.diagnose.align import align
+from engine.diagnose.eventlines import Line, decode_lines, whole
 from engine.diagnose.export import unwritten
-from engine.diagnose.load import Line, decode_lines, whole
 from engine.diagnose.perfetto import PerfettoWriter
 from engine.errors import TraceError
 from engine.events.reader import event_files

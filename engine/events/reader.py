@@ -42,7 +42,7 @@ def parts_of(path: Path) -> list[Path]:
 
 def event_bytes(path: Path, limit: int) -> bytes:
     """A whole file of events; TraceError if it is larger than `limit`, shut, or no file."""
-    size = _size(path)
+    size = size_of_events(path)
     if size > limit:
         raise TraceError(
             f"{path}: {size} bytes is more than the {limit} that are read at once",
@@ -54,7 +54,22 @@ def event_bytes(path: Path, limit: int) -> bytes:
         raise _shut(path, error.strerror) from None
 
 
-def _size(path: Path) -> int:
+def event_end(path: Path, most: int) -> bytes:
+    """The first line of a file of events, and so much of its end, from the next whole line on."""
+    size = size_of_events(path)
+    try:
+        with path.open("rb") as file:
+            first = file.readline(_LINE_LIMIT)
+            at = max(len(first), size - most)
+            if at > len(first):
+                file.seek(at - 1)
+                file.readline()  # the rest of a line that is cut
+            return first + file.read(most)
+    except OSError as error:
+        raise _shut(path, error.strerror) from None
+
+
+def size_of_events(path: Path) -> int:
     """Bytes of a file; TraceError of anything else: opening a pipe would wait for its writer."""
     try:
         found = path.stat()
@@ -77,7 +92,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 def _read_part(path: Path) -> Iterator[Event]:
     decoder = msgspec.json.Decoder(Event)
-    _size(path)
+    size_of_events(path)
     try:
         file = path.open("rb")
     except OSError as error:

@@ -20,6 +20,8 @@ from engine.job.incident import incident_folder
 _LOG_TAIL = 1 << 18
 _METRICS_TAIL = 1 << 18
 _MOST_LOGS, _MOST_BYTES, _AT_ONCE = 1 << 16, 1 << 30, 32
+_MOST_EVENTS = 1 << 30
+"""Of all ranks: a restart may have to wait for the verdict, and a hang is told by the last step."""
 
 
 def keep_evidence(run: Path, number: int) -> Path:
@@ -49,7 +51,7 @@ def judge(folder: Path) -> Report | None:
     from engine.diagnose.run import diagnose_run  # numpy: not before it is needed
 
     try:
-        report = diagnose_run(folder)
+        report = diagnose_run(folder, most_bytes=_MOST_EVENTS)
     except (EngineError, OSError) as error:
         what = error.what if isinstance(error, EngineError) else str(error)
         (folder / "verdict.txt").write_text(f"no verdict: {what}\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.diagnose.align import align
-from engine.diagnose.load import Line
+from engine.diagnose.eventlines import Line
 from engine.spec.layout import ParallelLayout
 
 LAYOUT = ParallelLayout(tp=2, pp=2, dp=2)

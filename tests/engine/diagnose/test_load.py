@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.diagnose import load
-from engine.diagnose.load import Line, _ordered, _reduce, decode_lines, load_spans, whole
+from engine.diagnose.eventlines import Line, decode_lines, whole
+from engine.diagnose.load import _ordered, _reduce, load_spans
 from engine.diagnose.parts import PARTS
 from engine.errors import TraceError
 
@@ -141,10 +142,10 @@ def test_a_tail_says_how_the_file_ends(tmp_path):
 
 def test_a_torn_last_line_is_left_out_and_a_bad_one_within_is_counted(tmp_path):
     path = write(tmp_path, 0, [CLOCK, *step_of(0, 0)], end=b'\n{"kind": "span", "na')
-    lines, bad, _ = decode_lines(path)
+    lines, bad, *_ = decode_lines(path)
     assert (len(lines), bad) == (6, 0)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\n{}\n[1]\n", 1))
-    assert decode_lines(path) == (lines, 2, 0)
+    assert decode_lines(path)[:2] == (lines, 2)
     spans = load_spans(path.parent)
     assert spans.unreadable == ((str(path), "2 lines are no events; the others were read"),)
 
@@ -219,16 +220,6 @@ def test_no_readable_file_is_an_error_that_names_the_first(tmp_path):
         load_spans(tmp_path / "nowhere")
 
 
-def test_a_file_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
-    path = write(tmp_path, 0, [CLOCK])
-    monkeypatch.setattr(load, "_FILE_LIMIT", path.stat().st_size)
-    assert len(decode_lines(path)[0]) == 1
-    monkeypatch.setattr(load, "_FILE_LIMIT", path.stat().st_size - 1)
-    with pytest.raises(TraceError, match="more than") as caught:
-        decode_lines(path)
-    assert "tail" in caught.value.remedy
-
-
 @pytest.mark.multi
 def test_over_several_processes_the_arrays_are_the_same(tmp_path, monkeypatch):
     for rank in (0, 1):
@@ -257,3 +248,17 @@ def test_an_event_file_that_is_no_file_costs_that_rank(tmp_path, make):
     ((file, why),) = spans.unreadable
     assert file.endswith("rank-00001.jsonl")
     assert "cannot be read" in why
+
+
+def test_a_limit_on_all_files_is_shared_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.diagnose.load.LEAST_BYTES", 1000)
+    steps = [line for number in range(1, 200) for line in step_of(number, number * 1000)]
+    for rank in range(2):
+        path = write(tmp_path, rank, [{**CLOCK, "rank": rank}, *steps])
+    spans = load_spans(path.parent, most_bytes=path.stat().st_size)
+    assert spans.cut == 2
+    assert spans.steps[-1] == 199
+    assert 90 < len(spans.steps) < 110
+    every = load_spans(path.parent)
+    for part, seconds in every.seconds.items():
+        assert (spans.seconds[part] == seconds[:, -len(spans.steps) :]).all()

@@ -3,7 +3,7 @@
 import pytest
 from arrays import make_spans, tail_of
 
-from engine.diagnose.load import Line
+from engine.diagnose.eventlines import Line
 from engine.diagnose.openspans import open_waits
 from engine.spec.layout import ParallelLayout
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 from synthetic import write_run
 
-from engine.diagnose.load import Line
+from engine.diagnose.eventlines import Line
 from engine.diagnose.timeline import lanes_of, write_timeline
 from engine.spec.layout import ParallelLayout
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.diagnose import timeline
-from engine.diagnose.load import Line
+from engine.diagnose.eventlines import Line
 from engine.diagnose.timeline import _arrows, lanes_of, write_timeline
 from engine.errors import MissingError, TraceError
 from engine.spec.layout import ParallelLayout
