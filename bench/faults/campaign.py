@@ -36,6 +36,7 @@ _FIRST, _GAP, _SETTLE_STEPS, _MOMENTS = 12, 12, 6, 5
 """Steps before the first fault, between two that ranks do to themselves, after which a job counts
 as well again, and from which the moment after that is drawn (as many as between checkpoints)."""
 _LIMIT_S = 240.0
+_TAKE_OVER_S = 60.0
 _MOST_TRIES = 4
 """Starts after which a job that cannot go on is given up: its recipe allows three repeats."""
 RECIPE = """
@@ -160,6 +161,17 @@ class Job:
         nodes = view.nodes if view else ()
         return next((n.node for n in nodes if rank in n.ranks and n.state != "lost"), "")
 
+    def wait_driver(self, within_s: float) -> bool:
+        """Until the driver that runs now is in charge of all ranks; one may have been killed."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            view = self.view
+            carried = sum(len(n.ranks) for n in view.nodes) if view else 0
+            if view and view.driver_pid == self.driver.pid and carried == RANKS:
+                return True
+            time.sleep(0.05)
+        return False
+
     def pids(self, node: str) -> list[int]:
         """Executor of a node and all below it."""
         return node_family(self.folder, node)
@@ -263,6 +275,9 @@ def _run_batch(
                 if not job.step():
                     raise SystemExit(said)  # this machine lacks something: no row would be right
                 print(said, flush=True)
+                break
+            if not job.wait_driver(_TAKE_OVER_S):
+                print(f"no driver in charge: {job.folder}/driver.log", flush=True)
                 break
             try:
                 row = _one(job, fault, drills[number : number + 1], rng, net)
