@@ -10,8 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len
-
 _NARROWEST = 32
 """Longest word that keeps its width in a table; longer ones, such as paths, are folded."""
 _SENTENCE = 40
@@ -19,6 +17,15 @@ _SENTENCE = 40
 _QUANTITY = re.compile(r"[+\-~<>]?\s?\d\S*( \S+)?")
 _LONGEST_QUANTITY = 24
 _WORD = re.compile(r"(\s*)(`[^`]*`\S*|\S+)")
+
+
+def cell_len(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len as wide_len  # its tables of wide characters take 10 ms
+
+    return wide_len(text)
 
 
 class Column(NamedTuple):

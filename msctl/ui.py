@@ -19,19 +19,20 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import msgspec
 import typer
-from rich.box import ROUNDED
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from engine.errors import EngineError, MissingError
 from engine.spec.problem import Problem
-from msctl.terminal import Column, Part, arrange, measure, wrap
+from msctl.terminal import Column, Part, arrange, cell_len, measure, wrap
+
+if TYPE_CHECKING:  # 60 ms that only a terminal needs
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 T = TypeVar("T")
 Cell = str | int | float | None
@@ -58,7 +59,11 @@ class Ui:
         self._document: bytes | None = None
         self._tables = 0
         self._out: TextIO = sys.stdout
-        self.stderr = _console(sys.stderr)
+
+    @cached_property
+    def stderr(self) -> "Console":
+        """The terminal on which notes appear."""
+        return _console(sys.stderr)
 
     @property
     def is_terminal(self) -> bool:
@@ -103,7 +108,7 @@ class Ui:
             return
         console = _console(self._out)
         if title:
-            self._render(console, Text("\n".join(wrap(clean(title), console.width))))
+            self._render(console, _text("\n".join(wrap(clean(title), console.width))))
         needs = [measure(name, [row[i] for row in text]) for i, name in enumerate(columns)]
         parts = arrange(needs, [row[0] for row in text], console.width)
         for part in parts:
@@ -116,7 +121,7 @@ class Ui:
         if self.json:
             return
         if style and self.is_terminal:
-            self._render(_console(self._out), Text(clean(text), style=style))
+            self._render(_console(self._out), _text(clean(text), style))
         else:
             self._write(clean(text) + "\n")
 
@@ -132,7 +137,7 @@ class Ui:
             return
         console = _console(self._out)
         lines = wrap(clean(label + text), console.width, cell_len(label) or 2)
-        self._render(console, Text("\n".join(lines), style))
+        self._render(console, _text("\n".join(lines), style))
 
     def note(self, text: str) -> None:
         """Say what was done and where."""
@@ -180,8 +185,7 @@ class Ui:
 
     def _talk(self, prefix: str, text: str, style: str) -> None:
         if not self.quiet:
-            shown = _wrapped(self.stderr, prefix + clean(text), len(prefix) or 2)
-            self.stderr.print(Text(shown, style=style), soft_wrap=True)
+            _say([(prefix + clean(text), len(prefix) or 2, style)], lambda: self.stderr)
 
     def _records(self, columns: Sequence[str], rows: list[list[str]], width: int) -> None:
         """A table that does not fit: one field a line, an empty line after each row."""
@@ -189,9 +193,9 @@ class Ui:
             fields = (f"{c}: {cell}" for c, cell in zip(columns, row, strict=True) if cell)
             self._write("\n".join(line for f in fields for line in wrap(f, width, 2)) + "\n\n")
 
-    def _render(self, console: Console, what: "Table | Text") -> None:
+    def _render(self, console: "Console", what: "Table | Text") -> None:
         with console.capture() as captured:
-            console.print(what, soft_wrap=isinstance(what, Text))
+            console.print(what, soft_wrap=hasattr(what, "plain"))
         self._write(captured.get())
 
     def _write(self, text: str) -> None:
@@ -271,18 +275,16 @@ def print_error(kind: str, problems: Sequence[Problem], *, json: bool, code: int
         document = {"error": first | {"exit": code, "problems": problems}}
         Ui(json=True).write_document(document)
         return
-    console = _console(sys.stderr)
+    said: list[_Said] = []
     for problem in problems[:_MOST_PROBLEMS]:
-        line = Text(_wrapped(console, f"error: {clean(problem.shown)}", len("error: ")))
-        line.stylize("bold red", 0, len("error: "))
-        console.print(line, soft_wrap=True)
-        console.print()
-        hint = _wrapped(console, f"hint: {clean(problem.remedy)}", len("hint: "))
-        console.print(Text(hint, style="cyan"), soft_wrap=True)
+        said.append((f"error: {clean(problem.shown)}", len("error: "), _FIRST_RED))
+        said.append(("", 0, ""))
+        said.append((f"hint: {clean(problem.remedy)}", len("hint: "), "cyan"))
         if problem is not problems[-1]:
-            console.print()
+            said.append(("", 0, ""))
     if len(problems) > _MOST_PROBLEMS:
-        console.print(f"and {len(problems) - _MOST_PROBLEMS} more problems")
+        said.append((f"and {len(problems) - _MOST_PROBLEMS} more problems", 2, ""))
+    _say(said, lambda: _console(sys.stderr))
 
 
 def _plain(value: object) -> object:
@@ -291,26 +293,52 @@ def _plain(value: object) -> object:
     return item() if callable(item) else str(value)
 
 
-def _console(file: TextIO) -> Console:
+_Said = tuple[str, int, str]
+"""A text for stderr, how far its later lines are moved in, its style."""
+_FIRST_RED = "its first word bold red"
+
+
+def _say(said: Sequence[_Said], console: "Callable[[], Console]") -> None:
+    """Talk to stderr: as it is in a pipe, wrapped at word ends and with colours on a terminal."""
+    if not (sys.stderr.isatty() or "FORCE_COLOR" in os.environ):
+        sys.stderr.write("".join(f"{text}\n" for text, _, _ in said))
+        sys.stderr.flush()
+        return
+    terminal = console()
+    for text, hang, style in said:
+        lines = wrap(text, terminal.width, hang) if sys.stderr.isatty() else [text]
+        line = _text("\n".join(lines), style if style != _FIRST_RED else "")
+        if style == _FIRST_RED:
+            line.stylize("bold red", 0, hang)
+        terminal.print(line, soft_wrap=True)
+
+
+def _console(file: TextIO) -> "Console":
     """A console that prints what it is given: no markup, no emoji, no highlighting."""
+    from rich.console import Console
+
     return Console(file=file, markup=False, emoji=False, highlight=False)
 
 
-def _wrapped(console: Console, text: str, hang: int) -> str:
-    """Talk as it is in a pipe, wrapped at word ends on a terminal."""
-    return "\n".join(wrap(text, console.width, hang)) if console.file.isatty() else text
+def _text(text: str, style: str = "") -> "Text":
+    from rich.text import Text
+
+    return Text(text, style=style)
 
 
 def _table(
     part: Part, names: Sequence[str], needs: Sequence[Column], rows: list[list[str]]
-) -> Table:
+) -> "Table":
     """A rich table of some columns; those that hold only quantities are right-aligned."""
+    from rich.box import ROUNDED
+    from rich.table import Table
+
     table = Table(box=ROUNDED, padding=(0, part.blanks))
     for index, width in zip(part.columns, part.widths, strict=True):
         table.add_column(
-            Text(names[index]), justify="right" if needs[index].is_quantity else "left",
+            _text(names[index]), justify="right" if needs[index].is_quantity else "left",
             overflow="fold", width=width,
         )  # fmt: skip
     for row in rows:
-        table.add_row(*(Text(row[index]) for index in part.columns))
+        table.add_row(*(_text(row[index]) for index in part.columns))
     return table
