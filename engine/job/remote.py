@@ -117,11 +117,16 @@ class RemotePlace:
         else:
             join = find_or_start(folder, job, self._host)
         client = Client(parse_url(join.redis), io_s=2.0, patience_s=5.0)
-        _check_room(client, recipe)
+        self._kept = Kept(folder, job, self._host, join) if join.keeper_pid else None
+        try:
+            _check_room(client, recipe)
+        except MissingError:
+            if self._kept is not None:
+                self._kept.end()
+            raise
         lease = Lease(client, job, length_s=self._lease_s)
         lease.take(within_s=2 * self._lease_s)
         self.hub, self._client, self._job = BeatHub(join.redis, job, lease), client, job
-        self._kept = Kept(folder, job, self._host, join) if join.keeper_pid else None
         try:
             yield Server(join.redis, self._kept)
         finally:

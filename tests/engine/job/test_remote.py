@@ -16,9 +16,10 @@ import pytest
 from engine.comm.embedded_redis import EmbeddedRedis, find_server
 from engine.comm.resp import Client, parse_url
 from engine.errors import MissingError
+from engine.job import remote
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
-from engine.job.keeper import read_join
+from engine.job.keeper import has_keeper, read_join
 from engine.job.processes import executor_of
 from engine.job.remote import NoLauncher, ProcessLauncher, RemotePlace
 from engine.job.run import prepare_folder
@@ -89,6 +90,15 @@ def test_a_redis_that_has_no_room_for_all_ranks_is_refused_before_anything_start
         client.call(("CONFIG", "SET", "maxclients", 81))
         with place.store(one, tmp_path):
             assert place.token == 1
+
+
+def test_a_redis_that_was_started_for_nothing_ends(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(remote, "_CLIENTS_OVER", 10**7)
+    one = made(STEPS, dp=2, job={"nodes": 2}, train={"store": "redis"})
+    place = RemotePlace(NoLauncher(), host="127.0.0.1")
+    with pytest.raises(MissingError, match="need 100000"), place.store(one, tmp_path):
+        pass
+    wait_until(lambda: not has_keeper(read_join(tmp_path / "join.json")))
 
 
 def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path):
