@@ -57,7 +57,7 @@ def decode_lines(path: Path, most: int = FILE_LIMIT) -> Decoded:
     parts = parts_of(path)
     sizes = [size_of_events(part) for part in parts]
     if sum(sizes) > most:
-        return _decode_end(path, most)
+        return _decode_end(parts, most - sizes[-1], most)
     lines: list[Line] = []
     bad = older = 0
     for part in parts:
@@ -68,12 +68,21 @@ def decode_lines(path: Path, most: int = FILE_LIMIT) -> Decoded:
     return Decoded(lines, bad, older)
 
 
-def _decode_end(path: Path, most: int) -> Decoded:
-    """What is cut in the middle of a step begins with the next one."""
-    lines, bad = _decode(path, event_end(path, most))
+def _decode_end(parts: list[Path], left: int, most: int) -> Decoded:
+    """The end of the part that is cut, and all after it.
+
+    left  bytes beside the newest part; above 0 that is read whole and the older one is cut. What is
+          cut in the middle of a step begins with the next one.
+    """
+    cut = parts[0] if left > 0 else parts[-1]
+    lines, bad = _decode(cut, event_end(cut, left if left > 0 else most))
     torn = lines[1].step if len(lines) > 1 else -1
     kept = [line for line in lines if line.step != torn or line.kind != "span"]
-    return Decoded(kept if len(kept) > 1 else lines, bad, 0, is_cut=True)
+    lines = kept if len(kept) > 1 else lines
+    if left > 0:
+        more, worse = _decode(parts[-1], event_bytes(parts[-1], FILE_LIMIT))
+        lines, bad = lines + more, bad + worse
+    return Decoded(lines, bad, 0, is_cut=True)
 
 
 def _decode(path: Path, data: bytes) -> tuple[list[Line], int]:

@@ -265,7 +265,7 @@ def _reduce(
         elif name in _ACTIONS:
             action = (name, whole(span.attrs.get("chunk")))
             total, count = actions.get(action, (0, 0))
-            times = whole(span.attrs.get(TIMES, 1)) if TIMES in span.attrs else 1
+            times = max(1, whole(span.attrs.get(TIMES, 1)))
             actions[action] = (total + own, count + times)
             number = whole(span.attrs.get("microbatch"))
             if number >= microbatches:

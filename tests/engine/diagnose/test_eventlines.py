@@ -33,3 +33,19 @@ def test_the_older_part_of_a_file_is_read_before_it(tmp_path):
     for part, seconds in every.seconds.items():
         assert (again.seconds[part] == seconds).all()
     assert decode_lines(path).older == 20
+
+
+def test_just_after_a_file_was_begun_anew_the_end_of_the_older_one_is_read(tmp_path):
+    steps = [line for number in range(1, 200) for line in step_of(number, number * 1000)]
+    path = write(tmp_path, 0, [CLOCK, *steps])
+    lines = path.read_bytes().splitlines(keepends=True)
+    older = path.with_name(path.name + ".1")
+    older.write_bytes(b"".join(lines[:-10]))
+    path.write_bytes(lines[0] + b"".join(lines[-10:]))
+    decoded = decode_lines(path, older.stat().st_size // 10)
+    assert decoded.is_cut
+    seen = sorted({line.step for line in decoded.lines if line.kind == "span"})
+    assert seen == list(range(seen[0], 200))
+    assert 175 < seen[0] < 185
+    for step in (seen[0], 197, 198, 199):
+        assert sum(line.step == step and line.kind == "span" for line in decoded.lines) == 5

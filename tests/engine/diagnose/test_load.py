@@ -262,3 +262,12 @@ def test_a_limit_on_all_files_is_shared_and_said(tmp_path, monkeypatch):
     every = load_spans(path.parent)
     for part, seconds in every.seconds.items():
         assert (spans.seconds[part] == seconds[:, -len(spans.steps) :]).all()
+
+
+@pytest.mark.parametrize("times", [0, -3, "many", None, 1e300])
+def test_a_count_of_spans_that_is_none_divides_nothing(tmp_path, times):
+    rows = [CLOCK, span("forward", 0, 30, 1, chunk=0, microbatch=0, times=times),
+            span("step", 0, 40, 1, "host")]  # fmt: skip
+    for rank in range(2):
+        path = write(tmp_path, rank, rows)
+    assert load_spans(path.parent).actions["forward", 0][0] == pytest.approx(0.03)
