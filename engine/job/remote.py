@@ -20,7 +20,7 @@ import msgspec
 
 from engine.comm.resp import Client, ServerSaidNo, parse_url
 from engine.errors import MissingError
-from engine.job.keeper import Join, find_or_start, has_keeper, is_keeper, write_join
+from engine.job.keeper import FILE, Join, find_or_start, has_keeper, is_keeper, write_join
 from engine.job.lease import LEASE_S, Lease
 from engine.job.link_redis import BeatHub, RedisNodeLink
 from engine.job.nodes import Link, Node
@@ -110,7 +110,7 @@ class RemotePlace:
         NotInCharge if another driver has it.
         """
         job = f"msctl:{folder.resolve().name}"
-        wish = recipe.train.store
+        wish, is_new = recipe.train.store, not (folder / FILE).exists()
         if "://" in wish:
             join = Join(redis=wish, job=job)
             write_join(folder, join)
@@ -121,7 +121,7 @@ class RemotePlace:
         try:
             _check_room(client, recipe)
         except MissingError:
-            if self._kept is not None:
+            if self._kept is not None and is_new:  # ranks of an earlier driver may live by another
                 self._kept.end()
             raise
         lease = Lease(client, job, length_s=self._lease_s)

@@ -19,7 +19,7 @@ from engine.errors import MissingError
 from engine.job import remote
 from engine.job.driver import Driver, Watch
 from engine.job.incident import read_recoveries
-from engine.job.keeper import read_join
+from engine.job.keeper import find_or_start, has_keeper, read_join
 from engine.job.processes import executor_of
 from engine.job.remote import NoLauncher, ProcessLauncher, RemotePlace
 from engine.job.run import prepare_folder
@@ -99,6 +99,13 @@ def test_a_redis_that_was_started_for_nothing_ends(tmp_path: Path, monkeypatch):
     with pytest.raises(MissingError, match="need 100000"), place.store(one, tmp_path):
         pass
     wait_until(lambda: not (tmp_path / "join.json").exists())  # the keeper takes it along
+
+    join = find_or_start(tmp_path, "j", "127.0.0.1")  # somebody's job
+    with pytest.raises(MissingError, match="need 100000"), place.store(one, tmp_path):
+        pass
+    time.sleep(0.5)
+    assert has_keeper(join)
+    os.kill(join.keeper_pid, signal.SIGTERM)
 
 
 def test_a_killed_driver_is_followed_by_one_that_restarts_nothing(tmp_path: Path):
