@@ -35,7 +35,7 @@ NODES, SPARES = 4, 1
 _FIRST, _GAP, _SETTLE_STEPS, _MOMENTS = 12, 12, 6, 5
 """Steps before the first fault, between two that ranks do to themselves, after which a job counts
 as well again, and from which the moment after that is drawn (as many as between checkpoints)."""
-_LIMIT_S = 240.0
+LIMIT_S = 240.0
 _TAKE_OVER_S = 60.0
 _MOST_TRIES = 4
 """Starts after which a job that cannot go on is given up: its recipe allows three repeats."""
@@ -85,15 +85,15 @@ HARMLESS = frozenset({"redis-kill", "keeper-kill", "redis-stop", "redis-partitio
                       "storage-slow", "driver-kill", "two-drivers", "log-flood"})  # fmt: skip
 """Faults after which no rank may be started anew."""
 IN_RANK = frozenset({"crash", "segv", "exit0", "exit", "exception", "nan", "oom", "hang", "gil"})
-ENDS = frozenset({"bug"})
-"""Faults that end the job, rightly; each has a job of its own."""
+ALONE = frozenset({"bug", "flip"})
+"""Each has a job of its own: one ends it, rightly, the other wants another layout."""
 FAULTS = (
     "kill", "stop", "crash", "segv", "exit0", "exit", "exception", "nan", "oom", "oom-kill", "hang",
     "gil", "hang-start", "slow", "node-kill", "node-stop", "executor-kill", "kill-again",
     "bad-node", "bad-spare", "two-nodes", "link-cut", "link-flap", "link-slow", "link-slow-both",
     "redis-kill", "keeper-kill", "redis-stop", "redis-partition", "driver-kill", "two-drivers",
     "clock", "torn-checkpoint", "disk-full", "storage-hang", "storage-slow", "log-flood",
-    "two-at-once", "rank-and-driver", "node-and-redis", "bug",
+    "two-at-once", "rank-and-driver", "node-and-redis", "bug", "flip",
 )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ class Job:
 
 def judge(job: Job, fault: str, known: int, struck: Struck, before: int) -> dict:
     """Wait until the job is well again and say what came of the fault."""
-    healthy = job.wait(before + _SETTLE_STEPS, _LIMIT_S)
+    healthy = job.wait(before + _SETTLE_STEPS, LIMIT_S)
     found: list[Recovery] = [r for r in job.recoveries() if r.incident.number > known]
     restarted = [r for r in found if r.decision is not None]
     row = {"fault": fault, "step": before, "healthy": healthy, "incidents": len(found),
@@ -300,7 +300,7 @@ def _one(job: Job, fault: str, drill: list[str], rng: random.Random, net: Networ
     """One fault in a running job, and what came of it."""
     known = max((r.incident.number for r in job.recoveries()), default=0)
     if fault in IN_RANK:
-        when, rank = _strike(job, drill[0])
+        when, rank = strike(job, drill[0])
         struck, before = Struck(when, ranks=frozenset({rank})), job.step()
     else:
         struck = inject(job, net, fault, rng)
@@ -314,9 +314,9 @@ def endings(out: Path, fault: str, seed: int) -> None:
     at = _FIRST + random.Random(seed).randrange(8)
     job = Job(folder, [f"{fault}:rank=0@step={at}"])
     try:
-        when, _ = _strike(job, job.drills[0])
+        when, _ = strike(job, job.drills[0])
         with contextlib.suppress(subprocess.TimeoutExpired):
-            job.driver.wait(_LIMIT_S)
+            job.driver.wait(LIMIT_S)
         code = job.driver.poll()
     finally:
         job.end()
@@ -335,24 +335,24 @@ def endings(out: Path, fault: str, seed: int) -> None:
     append_rows(out, [row])
 
 
-def _strike(job: Job, text: str) -> tuple[float, int]:
+def strike(job: Job, text: str) -> tuple[float, int]:
     """When a rank did to itself what the drill said."""
     from engine.train.drill import parse_fault
     from engine.train.strike import read_strikes
 
     fault = parse_fault(text)
-    end = time.monotonic() + _LIMIT_S
+    end = time.monotonic() + LIMIT_S
     while fault.text() not in read_strikes(job.folder) and time.monotonic() < end:
         time.sleep(0.02)
     return read_strikes(job.folder).get(fault.text(), time.time()), fault.rank
 
 
-def reference(out: Path, steps: int) -> Path:
+def reference(out: Path, steps: int, recipe: str = RECIPE) -> Path:
     """A job without faults; it goes on from where it was if it is too short."""
     folder = out / "reference"
     done = len(losses(folder))
     if done < steps:
-        job = Job(folder, [], steps=steps - done)
+        job = Job(folder, [], steps=steps - done, recipe=recipe)
         try:
             job.driver.wait(600)
         finally:
@@ -368,6 +368,8 @@ def losses(folder: Path) -> list[tuple[int, float, float]]:
 
 def main() -> None:
     """See the module's docstring."""
+    from bench.faults.flips import flip  # it builds on this module
+
     parser = argparse.ArgumentParser(prog="bench.faults.campaign")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--times", type=int, default=1)
@@ -386,14 +388,15 @@ def main() -> None:
         round_ = [fault for fault in wanted if done[fault] <= times]
         rng.shuffle(round_)
         left += round_
-    alone = [fault for fault in left if fault in ENDS]
-    left = [fault for fault in left if fault not in ENDS]
+    alone = [fault for fault in left if fault in ALONE]
+    left = [fault for fault in left if fault not in ALONE]
     end = time.monotonic() + 60 * args.minutes
     with Network(NODES + SPARES) as net:
         for number, fault in enumerate(alone[: args.batches]):
             if time.monotonic() > end:
                 return
-            endings(args.out, fault, int(time.time()) % 1_000_000 + number)
+            run_alone = endings if fault == "bug" else flip
+            run_alone(args.out, fault, int(time.time()) % 1_000_000 + number)
         for start in list(range(0, len(left), args.per_job))[: args.batches]:
             if time.monotonic() > end:
                 return

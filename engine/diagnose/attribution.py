@@ -165,8 +165,9 @@ def _rows(
         ("compute", compute), ("bubble", bubble), ("stragglers", slow), ("tensor parallel", tp),
         ("exposed pp", pp), ("exposed dp", dp), ("data", mean["data"]),
         ("gradient norm", mean["clip"]), ("optimizer", mean["optimizer"]), ("tied", mean["tied"]),
-        ("validation", mean["eval"]), ("checkpoint", mean["checkpoint"]),
-        ("garbage collection", mean["gc"]), ("other waits", mean["wait_other"]),
+        ("validation", mean["eval"]), ("comparison of replicas", mean["sdc"]),
+        ("checkpoint", mean["checkpoint"]), ("garbage collection", mean["gc"]),
+        ("other waits", mean["wait_other"]),
     ]  # fmt: skip
     rows = [(name, seconds) for name, seconds in rows if seconds > 0]
     return [*rows, ("unexplained", mean["other"])]

@@ -21,7 +21,7 @@ from engine.diagnose.parts import DIRECT, PARTS, part_of
 from engine.diagnose.readers.files import cores
 from engine.errors import TraceError
 from engine.events.reader import event_files
-from engine.events.schema import VERSION
+from engine.events.schema import ASIDE, VERSION
 from engine.events.sums import SUMMED, TIMES
 from engine.spec.layout import Coord, ParallelLayout
 
@@ -220,11 +220,12 @@ def _ordered(lines: list[Line]) -> list[Line]:
     ends = [line.t_ns + line.dur_ns for line in spans]
     if any(a > b for a, b in pairwise(ends)):
         spans.sort(key=lambda s: (s.t_ns + s.dur_ns, -s.t_ns))
-    validations = [(s.t_ns, s.t_ns + s.dur_ns) for s in spans if s.name == "eval"]
-    if validations:
+    aside = [(s.name, s.t_ns, s.t_ns + s.dur_ns) for s in spans if s.name in ASIDE]
+    if aside:
         for span in spans:
-            if span.name != "step" and any(a <= span.t_ns < b for a, b in validations):
-                span.name = "eval"
+            if span.name != "step":
+                inside = (name for name, a, b in aside if a <= span.t_ns < b)
+                span.name = next(inside, span.name)
     return spans
 
 

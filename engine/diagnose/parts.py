@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 PARTS = (
     "forward", "backward", "wait_pp", "wait_dp", "wait_tp", "wait_other", "data", "clip",
-    "optimizer", "tied", "eval", "checkpoint", "gc", "other",
+    "optimizer", "tied", "eval", "sdc", "checkpoint", "gc", "other",
 )  # fmt: skip
 """Every second of a step is in exactly one of these."""
 
@@ -29,6 +29,7 @@ LABELS = {
     "optimizer": "optimizer",
     "tied": "tied embedding",
     "eval": "validation",
+    "sdc": "comparison of replicas",
     "checkpoint": "checkpoint stall",
     "gc": "garbage collection",
     "other": "between the spans",
@@ -37,9 +38,9 @@ LABELS = {
 DIRECT = {
     "forward": "forward", "backward": "backward", "backward_input": "backward",
     "backward_weight": "backward", "tp_comm": "wait_tp", "data": "data", "clip": "clip",
-    "optimizer": "optimizer", "tied": "tied", "eval": "eval", "checkpoint": "checkpoint",
-    "gc": "gc", "unshard": "wait_dp", "reduce_grad": "wait_dp", "send_f": "wait_pp",
-    "recv_f": "wait_pp", "send_b": "wait_pp", "recv_b": "wait_pp",
+    "optimizer": "optimizer", "tied": "tied", "eval": "eval", "sdc": "sdc",
+    "checkpoint": "checkpoint", "gc": "gc", "unshard": "wait_dp", "reduce_grad": "wait_dp",
+    "send_f": "wait_pp", "recv_f": "wait_pp", "send_b": "wait_pp", "recv_b": "wait_pp",
 }  # fmt: skip
 """Event name -> part, where the name alone decides."""
 

@@ -213,7 +213,7 @@ def _seen_by_driver(folder: Path, record: Record) -> list[Finding]:
     if seen is None or not seen.what:
         return []
     kind: Kind = "hang" if seen.kind == "hang" else "crash"
-    category = {"hang": "rank_blocked", "numbers": "numeric"}.get(seen.kind, "crash")
+    category = _CATEGORIES.get(seen.kind, "crash")
     return [
         Finding(
             kind=kind,
@@ -262,6 +262,8 @@ def _stale(spans: Spans, times: Times | None, result: dict[str, Any]) -> str:
 
 _STALE_S, _STALE_STEPS = 900.0, 20
 """A run that recorded nothing for so long, and for so many steps, may have ended."""
+_CATEGORIES = {"hang": "rank_blocked", "numbers": "numeric", "corruption": "node_fault"}
+"""Kind of an incident that says more than that something ended -> category."""
 
 
 def _mended(record: Record) -> str:

@@ -85,6 +85,7 @@ NAMES: dict[str, Name] = {
     "clip": Name(kind="span", meaning="global gradient norm and clipping"),
     "optimizer": Name(kind="span", meaning="update of this rank's shard"),
     "eval": Name(kind="span", meaning="validation"),
+    "sdc": Name(kind="span", meaning="replicas compute the same and compare"),
     "checkpoint": Name(kind="span", meaning="training stood still for a checkpoint"),
     "gc": Name(kind="span", meaning="Python garbage collection", attrs=("generation",)),
     "loss": Name(kind="value", meaning="mean loss of the step", attrs=("value",)),
@@ -92,6 +93,10 @@ NAMES: dict[str, Name] = {
     "dropped": Name(kind="value", meaning="events lost under pressure", attrs=("value",)),
     "end": Name(kind="instant", meaning="last line of a rank that ended in order"),
 }
+
+
+ASIDE = ("eval", "sdc")
+"""Spans that are no training: what runs within one counts as it, whatever it is called."""
 
 
 def check(event: Event) -> str | None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.events.schema import NAMES, OLDER, Attr, Event, Kind
+from engine.events.schema import ASIDE, NAMES, OLDER, Attr, Event, Kind
 from engine.events.sums import SUMMED, Sums
 
 _LONGEST_LINE = 1 << 20
@@ -167,7 +167,7 @@ class EventWriter:
         elif one.name == "step":
             self.works.append(StepWork(self.step, length / 1e9, self._own_ns / 1e9))
             self._own_ns = 0
-        elif one.name == "eval":
+        elif one.name in ASIDE:
             self._own_ns = 0
         self._keep(one, length, is_kept=length >= longer_than_ns)
 
@@ -190,8 +190,9 @@ class EventWriter:
 
     def _add_up(self, sums: Sums, name: str, own_ns: int, attrs: dict[str, Attr]) -> None:
         """What runs within a validation is no training work, whatever it is called."""
-        if any(outer.name == "eval" for outer in self._open):
-            name, attrs = "eval", {}
+        for outer in self._open:
+            if outer.name in ASIDE:
+                name, attrs = outer.name, {}
         sums.add(name, own_ns, attrs)
 
     def instant(self, name: str, attrs: dict[str, Attr]) -> None:

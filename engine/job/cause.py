@@ -17,7 +17,7 @@ from engine.errors import (
     TraceError,
 )
 from engine.job.nursery import Report
-from engine.train.failure import RankFailure
+from engine.train.failure import Mismatch, RankFailure
 
 KINDS: dict[str, type[EngineError]] = {
     kind.__name__: kind
@@ -39,6 +39,8 @@ class Cause(NamedTuple):
     """The step whose numbers were not finite, if that is the cause."""
     is_exception: bool = False
     """A rank raised it and left a record, as against one that was ended from outside."""
+    is_corruption: bool = False
+    """Replicas did not agree on numbers; `is_own` says whether it is sure who is wrong."""
 
 
 def find_cause(ended: list[Report], failures: list[RankFailure]) -> Cause:
@@ -49,6 +51,8 @@ def find_cause(ended: list[Report], failures: list[RankFailure]) -> Cause:
     own = sorted((f for f in failures if not f.lost_peer), key=lambda f: f.t_s)
     if own:
         first = own[0]
+        if any(f.mismatch is not None for f in own):
+            return _corruption(own)
         kind = KINDS.get(first.kind, RunFailed)
         what = first.what if kind is not RunFailed else f"rank {first.rank}: {first.what}"
         ranks = tuple(f.rank for f in own if f.what == first.what)
@@ -66,6 +70,31 @@ def find_cause(ended: list[Report], failures: list[RankFailure]) -> Cause:
         first = min(failures, key=lambda f: f.t_s)
         return Cause(f"rank {first.rank}: {first.what}", first.remedy, RunFailed, is_own=False)
     return Cause("the ranks did not start", "", RunFailed, is_own=False)
+
+
+def _corruption(failures: list[RankFailure]) -> Cause:
+    """Who computed wrong numbers, from what every rank saw of the same check.
+
+    A rank whose numbers changed when it computed the same again is wrong, and so are those that got
+    its results. Else it is who left the majority first. What a rank got from others it did not
+    compute, so the earliest place counts.
+    """
+    seen = {f.rank: f.mismatch for f in failures if f.mismatch is not None}
+    changed = {r: m.changed_at for r, m in seen.items() if m.changed_at is not None}
+    differs = {r: m.differs_at for r, m in seen.items() if m.differs_at is not None}
+    places = changed or differs
+    first = min(places.values())
+    ranks = tuple(sorted(rank for rank, place in places.items() if place == first))
+    one: Mismatch = seen[ranks[0]]
+    sure = bool(changed) or one.replicas > 2
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of ranks {list(ranks)}"
+    again = "other numbers at a second try" if changed else "the same at a second try"
+    what = (
+        f"{who} computed wrong numbers, first {one.where(first)}: seen after step {one.step}, "
+        f"where {one.replicas} replicas computed one micro-batch ({again})"
+    )
+    remedy = next(f.remedy for f in failures if f.mismatch is not None)
+    return Cause(what, remedy, RunFailed, sure, ranks, is_exception=True, is_corruption=True)
 
 
 def as_error(cause: Cause, job: str) -> EngineError:

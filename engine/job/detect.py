@@ -20,7 +20,7 @@ _QUIET_S = 2.0
 _PATIENCE = 6.0
 """... until it is so many times late."""
 _PROOF_STEPS = 3.0
-_SECTIONS = ("eval", "checkpoint")
+_SECTIONS = ("eval", "sdc", "checkpoint")
 _TALKING = frozenset(
     {"wait", "tp_comm", "recv_f", "send_f", "recv_b", "send_b", "unshard", "reduce_grad", "tied",
      "clip"}

@@ -11,7 +11,8 @@ from engine.spec.base import Noun, Ratio, Size, doc
 FOLDER = "incidents"
 _LIMIT = 1 << 20
 
-Kind = Literal["crash", "bug", "input", "hang", "start", "node", "numbers", "spike", "slow"]
+Kind = Literal["crash", "bug", "input", "hang", "start", "node", "numbers", "spike", "slow",
+               "corruption"]  # fmt: skip
 
 
 class Incident(Noun, frozen=True, kw_only=True):

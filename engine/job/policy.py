@@ -7,8 +7,9 @@ alike. The rules, in order (paper 4.1; where the paper is silent, ours):
    made, what stops a later start is a fault like any other: a node may lack what the others have.
 2. The budget of restarts, and of the same fault at the same step, ends it with a report; before
    the last of those, all nodes are tested against each other.
-3. A node that is lost, or failed its check, leaves. One that the verdict names surely, or on which
-   ranks die for the second time, leaves if there is something to replace it.
+3. A node that is lost, or failed its check, leaves. One that the verdict names surely, that
+   computed other numbers than its replicas, or on which ranks die for the second time, leaves if
+   there is something to replace it.
 4. Places are filled from spares, then by whoever can start nodes, else by the recipe's choice.
 """
 
@@ -107,23 +108,38 @@ def _to_evict(
     out = {node: "is lost" for node in fleet.carrying if node in fleet.lost}
     out |= {n: f"failed its check: {why}" for n, why in fleet.unfit.items() if n in fleet.carrying}
     room = len(fleet.spares) + fleet.can_start - len(out)
-    if incident.kind not in ("crash", "hang", "start", "slow"):
+    if incident.kind not in ("crash", "hang", "start", "slow", "corruption"):
         return out  # a bug, bad data and a wrong input are no node's fault
     for node in incident.nodes:
         if node in out or node not in fleet.carrying or len(incident.nodes) > 1 or room <= 0:
             continue
-        if incident.kind in ("hang", "slow") and incident.confidence >= SURE and fleet.spares:
+        sure = incident.confidence >= SURE
+        if incident.kind in ("hang", "slow") and sure and fleet.spares:
             out[node] = "is named by the verdict"
+        elif incident.kind == "corruption" and sure:
+            out[node] = "computed wrong numbers"
         elif _before(node, incident, history):
             out[node] = "had ranks die for the second time"
+    if incident.kind == "corruption" and room > 0 and not out.keys() & {*incident.nodes}:
+        out |= _suspect(incident, history)
     return out
+
+
+def _suspect(incident: Incident, history: Sequence[Incident]) -> dict[str, str]:
+    """Of nodes that differ without a majority, the one that did before; else any of them.
+
+    A node that is left is with another one then: if the two differ again, it is this one.
+    """
+    earlier = {node for one in history if one.kind == "corruption" for node in one.nodes}
+    twice = [node for node in incident.nodes if node in earlier]
+    return {n: "computed other numbers than its replica" for n in (twice or incident.nodes)[:1]}
 
 
 def _before(node: str, incident: Incident, history: Sequence[Incident]) -> bool:
     """Whether this node alone was named before, lately."""
     return any(
         node in earlier.nodes and len(earlier.nodes) == 1
-        and earlier.kind in ("crash", "hang", "start")
+        and earlier.kind in ("crash", "hang", "start", "corruption")
         and incident.time_s - earlier.time_s <= WINDOW_S
         for earlier in history
     )  # fmt: skip

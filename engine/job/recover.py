@@ -20,7 +20,7 @@ from engine.job.evidence import judge, keep_evidence
 from engine.job.incident import Decision, Incident, Recovery, write_recovery
 from engine.job.node_check import FIT
 from engine.job.nodes import Node
-from engine.job.policy import Fleet, decide
+from engine.job.policy import SURE, Fleet, decide
 from engine.job.run import prepare_folder
 from engine.job.shrink import smaller
 from engine.train.failure import clear_failures
@@ -197,6 +197,8 @@ class Recoverer:
         self._failed = set()
         again = any(one.signature == incident.signature for one in self.history)
         level = driver.recipe.job.check
+        if incident.kind == "corruption" and level == "passive" and incident.confidence < SURE:
+            level = "light"  # replicas alone do not tell who computes wrong
         if level == "none" or (incident.kind in _KINDS_WITHOUT_CHECK and not again):
             return {}
         nodes = driver.nodes.here()
@@ -328,7 +330,7 @@ def _detector(incident: Incident) -> str:
     return {
         "crash": "exit of a rank", "bug": "exit of a rank", "input": "exit of a rank",
         "numbers": "exit of a rank", "hang": "step deadline", "start": "start deadline",
-        "node": "heartbeat", "spike": "loss", "slow": "own work",
+        "node": "heartbeat", "spike": "loss", "slow": "own work", "corruption": "replica check",
     }[incident.kind]  # fmt: skip
 
 

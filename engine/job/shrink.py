@@ -16,6 +16,9 @@ def smaller(recipe: Recipe, ranks: int) -> Recipe | None:
         if recipe.batch.global_batch % (recipe.batch.micro_batch * dp):
             continue
         wish = msgspec.structs.replace(recipe, layout=msgspec.structs.replace(layout, dp=dp))
+        if dp == 1:  # there is no other replica to compare it with
+            job = msgspec.structs.replace(recipe.job, sdc_every=0)
+            wish = msgspec.structs.replace(wish, job=job)
         if not check(wish):
             return wish
     return None

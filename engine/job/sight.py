@@ -148,8 +148,10 @@ class Sight:
             return None
         cause = self.cause()
         named = tuple(dict.fromkeys(self.driver.nodes.node_of(rank) for rank in cause.ranks))
-        kind: Literal["crash", "bug", "input", "numbers", "start"] = "crash"
-        if self._only_this_start(cause):
+        kind: Literal["crash", "bug", "input", "numbers", "start", "corruption"] = "crash"
+        if cause.is_corruption:
+            kind = "corruption"
+        elif self._only_this_start(cause):
             kind, named = "start", self._nodes_that_failed()
             cause = cause if named else cause._replace(ranks=())
         elif cause.kind is not RunFailed and not self._has_stepped:

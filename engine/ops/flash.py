@@ -3,13 +3,15 @@
 In order: FlashAttention 3 on Hopper (sm_90), 4 from sm_90 on (its backward needs that), 2 from
 sm_80 on, else the form built into torch (FlashAttention 2 from sm_80 on, windows included). All
 take [b, s, n, d], share key/value heads among query heads, and are causal with an optional window
-to the left. The choice is made once per process and logged. Not run on a GPU so far; the decision
+to the left. With train.deterministic they are told to add up gradients in a fixed order, or not
+taken. The choice is made once per process and logged. Not run on a GPU so far; the decision
 and the calls' arguments are tested.
 """
 
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -68,8 +70,20 @@ def kernel(device: torch.device) -> Call | None:
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         logger.warning("attention: torch's own kernels, since %s fails: %s", package.name, error)
         return None
+    options: dict[str, bool] = {}
+    if torch.are_deterministic_algorithms_enabled():
+        if not takes_deterministic(function):
+            logger.info("attention: torch's own kernels, since those of %s add up gradients in any "
+                        "order (train.deterministic)", package.name)  # fmt: skip
+            return None
+        options = {"deterministic": True}
     logger.info("attention: %s", package.name)
-    return functools.partial(call, package, function)
+    return functools.partial(call, package, functools.partial(function, **options))
+
+
+def takes_deterministic(function: Callable[..., Any]) -> bool:
+    """Whether a package's function can be told to add up gradients in a fixed order."""
+    return "deterministic" in inspect.signature(function).parameters
 
 
 def call(

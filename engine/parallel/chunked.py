@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.comm.collectives import Group, Work, all_gather, reduce_scatter
 from engine.events.writer import EventWriter
+from engine.parallel.witness import Witness
 
 Pending = list[tuple[Tensor, Work]]
 """Pieces whose communication is under way."""
@@ -21,8 +22,12 @@ Pending = list[tuple[Tensor, Work]]
 class Chunker:
     """The way a tensor-parallel group cuts its GEMMs."""
 
-    def __init__(self, group: Group, *, pieces: int, ahead: bool, events: EventWriter) -> None:
+    def __init__(
+        self, group: Group, *, pieces: int, ahead: bool, events: EventWriter,
+        witness: Witness | None = None,
+    ) -> None:  # fmt: skip
         self.group, self.pieces, self.ahead = group, pieces, ahead
+        self._witness = witness or Witness()
         self._events = events
 
     def fits(self, s_local: int) -> bool:
@@ -68,6 +73,7 @@ class Chunker:
                 product = torch.matmul(x.view(t, k, m * b, -1)[:, j], weight_t)
                 total = product if total is None else total.add_(product)
             assert total is not None, "there is at least one pair"
+            self._witness.see(total)
             work = reduce_scatter(out[j], total.view(t * m * b, width), self.group, in_turn=True)
             if self.ahead:
                 pending.append((total, work))

@@ -72,6 +72,7 @@ class Pipeline:
             if action.microbatch is not None:
                 attrs["microbatch"] = action.microbatch
             self._wait_for(action)
+            self.stage.axis.witness.enter(self._causal_place(action))
             with events.span(action.kind.name.lower(), lane, **attrs):
                 match action.kind:
                     case Kind.FORWARD:
@@ -102,6 +103,11 @@ class Pipeline:
         self._outputs.clear()
         return loss
 
+    def _causal_place(self, action: Action) -> int:
+        """From 1, in the order in which results of one micro-batch follow from each other."""
+        chunk, all_ = action.chunk, self.schedule.chunks
+        return 1 + chunk if action.kind is Kind.FORWARD else 2 * all_ - chunk
+
     def _wait_for(self, action: Action) -> None:
         """Wait for the message or parameters a compute action needs, and say how long it took."""
         if action.kind is Kind.FORWARD:
@@ -128,6 +134,7 @@ class Pipeline:
         if x is not None and torch.is_grad_enabled():
             x.requires_grad_()
         out = self.stage.chunks[chunk](x, micro)
+        self.stage.axis.witness.see(out)
         if torch.is_grad_enabled():
             self._inputs[chunk, m] = x
             self._outputs[chunk, m] = out
@@ -147,6 +154,7 @@ class Pipeline:
             torch.autograd.backward(out, self._take(Kind.RECV_B, chunk, m))
         if x is not None:
             assert x.grad is not None, "a chunk's input receives a gradient"
+            self.stage.axis.witness.see(x.grad)
             self._hand_on(Kind.SEND_B, chunk, m, x.grad, chunk - 1)
 
     def _hand_on(self, kind: Kind, chunk: int, m: int, value: Tensor, neighbour: int) -> None:

@@ -26,6 +26,7 @@ from engine.ops.native import Kernels
 from engine.ops.norm import NormOp, Saved
 from engine.parallel.chunked import Chunker, Pending
 from engine.parallel.flat import Weight
+from engine.parallel.witness import Witness
 
 
 class TensorAxis:
@@ -38,8 +39,10 @@ class TensorAxis:
         sequence_parallel: bool,
         events: EventWriter,
         chunker: Chunker | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.group = group
+        self.witness = witness or Witness()
         self.size, self.index = group.size, group.index
         self.split_sequence = sequence_parallel and group.size > 1
         self._events = events
@@ -58,6 +61,7 @@ class TensorAxis:
         if not self.split_sequence:
             return x_sbh
         part = x_sbh.contiguous()
+        self.witness.see(part)
         whole = part.new_empty((part.shape[0] * self.size, *part.shape[1:]))
         self._timed("all_gather", whole, all_gather(whole, part, self.group))
         return whole
@@ -65,6 +69,7 @@ class TensorAxis:
     def enter_matmul(self, x_sbh: Tensor, weights_t: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """The whole sequence times each weight [h, o], and the whole sequence; maybe in pieces."""
         if self.chunker is not None and self.chunker.fits(x_sbh.shape[0]):
+            self.witness.see(x_sbh)
             return self.chunker.gather_matmul(x_sbh, weights_t)
         whole = self.enter(x_sbh)
         return [torch.matmul(whole, weight_t) for weight_t in weights_t], whole
@@ -73,6 +78,7 @@ class TensorAxis:
         """Start summing partial results; the returned tensor is valid after `finish`."""
         if self.size == 1:
             return partial_sbh, []
+        self.witness.see(partial_sbh)
         if not self.split_sequence:
             return partial_sbh, [(partial_sbh, all_reduce(partial_sbh, self.group))]
         s, *rest = partial_sbh.shape
@@ -104,6 +110,7 @@ class TensorAxis:
     def sum(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """All-reduce of small statistics, in place."""
         if self.size > 1:
+            self.witness.see(tensor)
             self._timed("all_reduce", tensor, all_reduce(tensor, self.group, op=op))
         return tensor
 

@@ -122,6 +122,10 @@ class ShardedChunk:
         """The optimizer has moved `master`: parameters must be gathered anew."""
         self.target += 1
         self.grad = None
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """What backwards have added up so far counts no more."""
         self.flat.clear_grad(keep=self.zero < 2 or self.mesh.dp_reduce.size == 1)
 
     def owned(self) -> list[tuple[Weight, int, int]]:

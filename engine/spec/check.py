@@ -27,6 +27,7 @@ RULES = (
     check_run.vocabulary,
     check_run.cluster,
     check_run.device,
+    check_run.replicas,
     check_places.slurm,
     check_places.kubernetes,
 )

@@ -187,6 +187,28 @@ def cluster(keys: Keys) -> Iterator[Problem]:
         )
 
 
+def replicas(keys: Keys) -> Iterator[Problem]:
+    """Replicas can be compared where there are two, and where they compute alike."""
+    recipe = keys.recipe
+    if not recipe.job.sdc_every:
+        return
+    if recipe.layout.dp == 1:
+        yield problem(
+            "job.sdc_every",
+            "layout.dp",
+            what=f"{keys.show('job.sdc_every')} compares replicas, but {keys.show('layout.dp')}",
+            remedy="set job.sdc_every to 0, or layout.dp to 2 or more",
+        )
+    if not recipe.train.deterministic:
+        yield problem(
+            "job.sdc_every",
+            "train.deterministic",
+            what=f"{keys.show('job.sdc_every')} compares replicas bit by bit, but "
+            f"{keys.show('train.deterministic')} lets results depend on timing",
+            remedy="set train.deterministic to true, or job.sdc_every to 0",
+        )
+
+
 def device(keys: Keys) -> Iterator[Problem]:
     """The cluster's own numbers make sense."""
     if keys.recipe.cluster is not None:

@@ -34,6 +34,11 @@ class JobSpec(Noun, frozen=True, kw_only=True):
     spike: Annotated[
         NonNegative, doc("a loss this many times the recent median counts as bad; 0 = off")
     ] = 0.0
+    sdc_every: Annotated[
+        Size,
+        doc("steps between checks for silent data corruption, in which replicas compute the same "
+            "and compare; then one comes before every save too; 0 = never"),
+    ] = 0  # fmt: skip
     slow: Annotated[
         Literal["tell", "evict"], doc("a rank slower than its peers: say so, or replace its node")
     ] = "tell"

@@ -20,6 +20,7 @@ from engine.parallel.owners import OwnerSum, parts_of
 from engine.parallel.pieces import pieces_of
 from engine.parallel.pipeline import Pipeline, Stage
 from engine.parallel.tensor import TensorAxis
+from engine.parallel.witness import Witness
 from engine.parallel.zero import ShardedChunk
 from engine.schedule.build import build
 from engine.schedule.comm import add_comm, forward_only
@@ -71,10 +72,13 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     pieces = pieces_of(recipe, on_cpu=device.torch_device.type == "cpu")
     if recipe.overlap.tp and layout.tp > 1 and pieces == 1:
         logger.info("tensor-parallel GEMMs stay whole: on this CPU nothing would hide")
-    chunker = Chunker(mesh.tp, pieces=pieces, ahead=recipe.overlap.tp, events=events)
+    witness = Witness()
+    chunker = Chunker(
+        mesh.tp, pieces=pieces, ahead=recipe.overlap.tp, events=events, witness=witness
+    )
     axis = TensorAxis(
         mesh.tp, sequence_parallel=layout.sequence_parallel, events=events,
-        chunker=chunker if pieces > 1 else None,
+        chunker=chunker if pieces > 1 else None, witness=witness,
     )  # fmt: skip
     dtype = DTYPES[recipe.train.precision]
     place = Placement(

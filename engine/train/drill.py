@@ -20,7 +20,7 @@ from engine.spec.recipe import Recipe
 
 InRank = Literal[
     "crash", "segv", "exit0", "exit", "exception", "nan", "oom", "hang", "gil", "hang-start",
-    "bug",
+    "flip", "bug",
 ]  # fmt: skip
 OnNode = Literal["kill", "stop", "slow", "nursery-kill", "node-kill", "node-stop", "clock"]
 OnJob = Literal["redis-kill", "redis-stop", "redis-flap", "driver-kill", "torn-checkpoint"]
@@ -34,6 +34,7 @@ ABOUT: dict[str, str] = {
     "exception": "the rank raises, once",
     "bug": "every rank raises at that step, always: a fault of the program",
     "nan": "the loss of the step is not a number",
+    "flip": "the rank computes one bit wrong from then on, until it is started anew",
     "oom": "the rank asks for more memory than it may have",
     "hang": "the rank sleeps in the step",
     "gil": "the rank sleeps and holds the interpreter",
@@ -159,6 +160,9 @@ def check_faults(faults: Sequence[Fault], recipe: Recipe) -> None:
         elif fault.kind.startswith("redis") and recipe.train.store != "redis":
             what = f"the run starts no Redis of its own (train.store = {recipe.train.store})"
             remedy = "add --set train.store=redis"
+        elif fault.kind == "flip" and not recipe.job.sdc_every:
+            what = "nobody would notice: replicas are not compared (job.sdc_every = 0)"
+            remedy = "add e.g. --set job.sdc_every=10"
         elif fault.kind == "torn-checkpoint" and is_url(recipe.checkpoint.path):
             what = f"checkpoint.path = {recipe.checkpoint.path} is a URL, where no file can be cut"
             remedy = "rehearse this with a checkpoint.path in a folder"

@@ -27,6 +27,46 @@ class BadNumbers(RunFailed):
         )
 
 
+class Mismatch(Noun, frozen=True, kw_only=True):
+    """Replicas computed different numbers from the same input, as one rank saw it.
+
+    Places are (action, number within it), in the order in which results follow from each other.
+    """
+
+    step: int
+    """Updates that had been made."""
+    differs_at: tuple[int, int] | None
+    """Where the rank's numbers first were not those of most replicas."""
+    changed_at: tuple[int, int] | None
+    """Where its numbers first were others when it computed the same again."""
+    chunks: int
+    replicas: int
+
+    def where(self, place: tuple[int, int]) -> str:
+        """A place in words."""
+        action, chunks = place[0], self.chunks
+        if action == 0:
+            return "in the copy of the parameters"
+        if action <= chunks:
+            return f"in the forward of chunk {action - 1}"
+        if action <= 2 * chunks:
+            return f"in the backward of chunk {2 * chunks - action}"
+        return "in the gradients"
+
+
+class Corrupted(RunFailed):
+    """Replicas that compute the same got different numbers: silent data corruption."""
+
+    def __init__(self, seen: Mismatch) -> None:
+        self.seen = seen
+        super().__init__(
+            f"after step {seen.step}: {seen.replicas} replicas computed one micro-batch and do not "
+            "agree on the numbers",
+            remedy="go on from the last checkpoint without the node named; run `msctl selfcheck "
+            "--level full` on it",
+        )
+
+
 class RankFailure(Noun, frozen=True, kw_only=True):
     """Why a rank ended."""
 
@@ -39,6 +79,8 @@ class RankFailure(Noun, frozen=True, kw_only=True):
     """The rank only noticed that another one was gone."""
     bad_step: int = -1
     """The step whose numbers were not finite; -1 = it was something else."""
+    mismatch: Mismatch | None = None
+    """Set if replicas did not agree."""
     attempt: int = 0
     """The start of the job in which it happened."""
     t_s: float = 0.0
@@ -55,6 +97,7 @@ def failure_of(rank: int, error: Exception, *, attempt: int = 0) -> RankFailure:
         rank=rank, kind=kind, what=what[:_LONGEST], remedy=remedy[:_LONGEST],
         lost_peer=isinstance(error, PeerLost), attempt=attempt, t_s=time.time(),
         bad_step=error.step if isinstance(error, BadNumbers) else -1,
+        mismatch=error.seen if isinstance(error, Corrupted) else None,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from engine.spec.presets import DEVICES
 from engine.train.collect import Collector
 from engine.train.metrics import MetricsWriter, StepMetrics
 from engine.train.saving import Saver
+from engine.train.sdc import ReplicaCheck
 from engine.train.task import RankTask
 from engine.train.trainer import StepResult, Trainer
 from engine.train.watchdog import Watchdog
@@ -42,6 +43,9 @@ class Loop:
         self._stop = False
         self.saver = Saver(trainer.engine, self.recipe, folder, trainer.events, task)
         trainer.before_update = self.saver.settle
+        self._replicas = ReplicaCheck(self.recipe, trainer.engine)
+        self._micro: MicroBatch | None = None
+        """One of the newest step, for comparing replicas."""
 
     def ask_to_stop(self) -> None:
         """End after the current step, with a checkpoint (called by a signal handler)."""
@@ -72,18 +76,32 @@ class Loop:
                 value = self._evaluate(done, is_last=done == last or result.stop)
                 if writer is not None:
                     writer.write(self._metrics(result, value, peak))
-                self.saver.after_step(done, result.loss, value, stopping=result.stop)
+                why = self.saver.due(done, result.loss, value, stopping=result.stop)
+                self._compare_replicas(done, saves=bool(why))
+                if why:
+                    self.saver.begin(done, result.loss, why)
                 collector.between_steps(done)
                 if result.stop:
                     logger.info("stopped on request after step %d", done)
                     break
-        wanted = stopped or self.recipe.checkpoint.at_end
-        self.saver.end(done, loss, save=wanted and done > first)
+        wanted = (stopped or self.recipe.checkpoint.at_end) and done > first
+        if wanted:
+            self._compare_replicas(done, saves=True)
+        self.saver.end(done, loss, save=wanted)
         if writer is not None:
             writer.close()
 
     def _batches(self, step: int) -> list[MicroBatch]:
-        return _micro_batches(self.train, step, self.device.torch_device)
+        micro = _micro_batches(self.train, step, self.device.torch_device)
+        if self._replicas.every:
+            tokens, targets, samples, _ = micro[0]  # a loader may use its memory again
+            self._micro = MicroBatch(tokens.clone(), targets.clone(), samples.clone(), step)
+        return micro
+
+    def _compare_replicas(self, done: int, *, saves: bool) -> None:
+        """Look for silent data corruption when it is time to."""
+        if self._micro is not None and self._replicas.is_due(done, saves=saves):
+            self._replicas.run(done, self._micro)
 
     def _evaluate(self, done: int, *, is_last: bool) -> float | None:
         """Held-out loss in nats per token, when it is due."""

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.events.writer import EventWriter
+from engine.parallel.tensor import ParallelOut
 from engine.spec.recipe import Recipe
 from engine.train.build import Engine
 from engine.train.drill import Fault, parse_fault
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _ROOM_BYTES = 64 << 20
 _FOREVER_S = 1_000_000
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
+"""Bits of the mantissa by type."""
 
 
 def trainer_of(recipe: Recipe, engine: Engine, events: EventWriter, task: RankTask) -> Trainer:
@@ -68,6 +73,8 @@ class Rehearsal(Trainer):
         """As the trainer's, but for the faults of this step."""
         due = [f for f in self._faults if f.step == step and _is_left(f, self._folder)]
         self._poison = any(fault.kind == "nan" for fault in due)
+        if any(fault.kind == "flip" for fault in due):
+            compute_wrong(self.engine)
 
         def late(number: int) -> list:
             for fault in due if number == step else ():
@@ -116,6 +123,25 @@ def _now(kind: str) -> None:
         ctypes.PyDLL(None).sleep(_FOREVER_S)
     if kind == "oom":
         _ask_for_too_much()
+
+
+def compute_wrong(engine: Engine, *, once: bool = False) -> None:
+    """From now on one bit of a layer's result is wrong whenever it is computed, or once only."""
+    modules = (m for chunk in engine.stage.chunks.values() for m in chunk.modules())
+    layer = next(module for module in modules if isinstance(module, ParallelOut))
+
+    def wrong(module: torch.nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
+        _flip(out)
+        if once:
+            handle.remove()
+
+    handle = layer.register_forward_hook(wrong)
+
+
+def _flip(out: Tensor) -> None:
+    """Flip a bit of the first number's mantissa, in place."""
+    bits = out.detach().view(-1).view(_BITS[out.element_size()])
+    bits[0] ^= 1 << (_MANTISSA[out.dtype] - 2)
 
 
 def _ask_for_too_much() -> None:

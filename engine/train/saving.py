@@ -225,10 +225,10 @@ class Saver:
 
     # -- steps
 
-    def after_step(
+    def due(
         self, done: int, loss: float, value: float | None, *, stopping: bool = False
-    ) -> None:
-        """Begin a save if one is due after `done` updates; called by all ranks after each step."""
+    ) -> str:  # fmt: skip
+        """Why to save after `done` updates, empty if not; called by all ranks after each step."""
         self._look()
         if self._two and self._warming is None:
             # Not before the first step has ended: fresh memory takes time that the start has not.
@@ -237,9 +237,7 @@ class Saver:
         self._value = value if value is not None else self._value
         asked = self._asked(done)
         why = "request" if stopping else ""
-        why = self.policy.reason(done, loss, asked=asked) or why
-        if why:
-            self._begin(done, loss, why)
+        return self.policy.reason(done, loss, asked=asked) or why
 
     def settle(self) -> None:
         """Wait until the snapshot under way is whole: the state may change afterwards."""
@@ -267,7 +265,7 @@ class Saver:
         self.policy.look_at(look)
         return wish
 
-    def _begin(self, done: int, loss: float, why: str) -> None:
+    def begin(self, done: int, loss: float, why: str) -> None:
         """Save the state after `done` updates, once."""
         if self.saved == done:
             return
@@ -347,14 +345,14 @@ class Saver:
 
     def _finish(self, done: int, loss: float, *, save: bool) -> None:
         if save and self._two is None:
-            self._begin(done, loss, "end")
+            self.begin(done, loss, "end")
         if self._two is None:
             return
         if self._warming:
             self._warming.join()
         deadline = time.monotonic() + self.spec.deadline_s
         while save and self.saved != done:
-            self._begin(done, loss, "end")
+            self.begin(done, loss, "end")
             self._two.finish()
             if self.saved != done:
                 self._wait(done, deadline, enough=_ROUND_S / 10)

@@ -105,9 +105,10 @@ def test_a_child_that_ends_with_its_parent_still_comes_first():
     assert [s.name for s in _ordered(rows)] == ["forward", "step", "gc", "data"]
 
 
-def test_forwards_of_a_validation_are_no_training():
-    rows = [line("forward", 10, 5), line("eval", 10, 20), line("forward", 30, 5)]
-    assert [s.name for s in _ordered(rows)] == ["eval", "eval", "forward"]
+@pytest.mark.parametrize("aside", ["eval", "sdc"])
+def test_forwards_of_a_validation_or_comparison_are_no_training(aside: str):
+    rows = [line("forward", 10, 5), line(aside, 10, 20), line("forward", 30, 5)]
+    assert [s.name for s in _ordered(rows)] == [aside, aside, "forward"]
 
 
 def test_transfers_beside_the_computation_are_left_out_and_blocking_ones_count():

@@ -136,9 +136,10 @@ def test_a_watched_writer_without_a_file_tells_what_runs_and_counts_own_work_onc
     assert work.own_s < work.length_s - 0.015, "waiting inside a forward is not own work"
 
 
-def test_validation_is_no_work_of_the_next_step():
+@pytest.mark.parametrize("aside", ["eval", "sdc"])
+def test_validation_and_comparison_are_no_work_of_the_next_step(aside: str):
     writer = EventWriter(None, 0, watched=True)
-    with writer.span("eval"), writer.span("forward", "compute", chunk=0):
+    with writer.span(aside), writer.span("forward", "compute", chunk=0):
         threading.Event().wait(0.02)
     with writer.span("step"):
         pass

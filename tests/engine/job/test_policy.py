@@ -14,9 +14,9 @@ JOB = JobSpec(restarts=10, repeats=3)
 
 
 def incident(kind: str = "crash", *, node: str = "", step: int = 7, **more) -> Incident:
-    nodes = (node,) if node else ()
     fields = {"what": f"{kind} on {node}", "signature": f"{kind} {node}", "confidence": 0.9}
-    return Incident(kind=kind, nodes=nodes, step=step, **(fields | more))
+    fields["nodes"] = (node,) if node else ()
+    return Incident(kind=kind, step=step, **(fields | more))
 
 
 def fleet(*, lost=(), unfit=None, spares=(), can_start=0) -> Fleet:
@@ -108,7 +108,27 @@ def test_progress_forgives_repetition():
     assert decide(incident(step=6), history, fleet(), JOB).kind == "restart"
 
 
-KINDS = st.sampled_from(["crash", "bug", "hang", "node", "numbers", "start", "slow"])
+def test_a_node_that_computed_wrong_numbers_leaves_if_something_replaces_it():
+    seen = incident("corruption", node="c")
+    made = decide(seen, (), fleet(spares=("s",)), JOB)
+    assert (made.kind, made.evict, made.take) == ("restart", ("c",), ("s",))
+    assert decide(seen, (), fleet(), JOB).evict == ()
+
+
+def test_of_two_nodes_that_differ_one_leaves_and_then_the_one_that_differed_before():
+    def two(*nodes: str, **more) -> Incident:
+        return incident("corruption", nodes=nodes, confidence=0.4, **more)
+
+    first = decide(two("b", "d"), (), fleet(spares=("s", "t")), JOB)
+    assert (first.evict, first.take) == (("b",), ("s",))
+    replaced = Fleet(("a", "s", "c", "d"), frozenset(), {}, ("t",))
+    assert decide(two("s", "d", step=9), (two("b", "d"),), replaced, JOB).evict == ("d",)
+    known = fleet(spares=("s",), unfit={"d": "host.gemm: a matrix product is wrong"})
+    assert decide(two("b", "d"), (), known, JOB).evict == ("d",), "its check says who it is"
+    assert decide(two("b", "d"), (), fleet(), JOB).evict == ()
+
+
+KINDS = st.sampled_from(["crash", "bug", "hang", "node", "numbers", "start", "slow", "corruption"])
 
 
 @given(st.lists(st.tuples(KINDS, st.sampled_from(NODES), st.integers(0, 3)), max_size=40))

@@ -26,6 +26,15 @@ def test_as_many_replicas_as_fit_and_divide_the_batch(dp, batch, ranks, left):
     assert (found.layout.tp, found.batch.global_batch) == (2, batch)
 
 
+def test_replicas_are_compared_as_long_as_there_are_two():
+    one = made(4, 8)
+    one = msgspec.structs.replace(one, job=msgspec.structs.replace(one.job, sdc_every=10))
+    two, alone = smaller(one, 4), smaller(one, 2)
+    assert two is not None
+    assert alone is not None
+    assert (two.job.sdc_every, alone.job.sdc_every) == (10, 0)
+
+
 def test_too_few_ranks_for_one_replica_is_no_layout():
     assert smaller(made(4, 8), 1) is None
     assert smaller(made(1, 8), 2) is None, "nothing smaller than one replica"

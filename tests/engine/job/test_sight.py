@@ -9,7 +9,7 @@ from engine.job.driver import Driver, Watch
 from engine.job.nodes import Node
 from engine.job.place import LocalPlace
 from engine.job.sight import Sight, signature
-from engine.train.failure import RankFailure, write_failure
+from engine.train.failure import Corrupted, Mismatch, RankFailure, failure_of, write_failure
 from tests.engine.train.single import recipe
 
 
@@ -67,6 +67,19 @@ def fails(folder, *ranks, kind="MissingError", what="no GPU 7 here", bad_step=-1
                                           bad_step=bad_step))  # fmt: skip
     write_failure(folder, RankFailure(rank=0, kind="RunFailed", what="lost", lost_peer=True,
                                       attempt=1, t_s=9))  # fmt: skip
+
+
+def test_replicas_that_differ_are_corruption_of_the_rank_that_left_the_majority_first(tmp_path):
+    sight = started(tmp_path, newest_step=40)
+    for rank, at in enumerate([None, None, (3, 1), (3, 2)]):
+        seen = Mismatch(step=40, differs_at=at, changed_at=None, chunks=2, replicas=4)
+        fault = failure_of(rank, Corrupted(seen), attempt=1)
+        write_failure(tmp_path, fault)
+    incident = sight._crashed()
+    assert incident is not None
+    assert (incident.kind, incident.nodes, incident.ranks) == ("corruption", ("b",), (2,))
+    assert "rank 2 computed wrong numbers, first in the backward of chunk 1" in incident.what
+    assert "selfcheck" in incident.remedy
 
 
 @pytest.mark.parametrize("kind", ["MissingError", "TraceError", "Exception"])

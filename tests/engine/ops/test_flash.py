@@ -1,8 +1,11 @@
 """The choice of an attention kernel, and what is said to it; the kernels themselves need a GPU."""
 
+import types
+
 import pytest
 import torch
 
+from engine.ops import flash
 from engine.ops.attention import reference_attention
 from engine.ops.flash import PACKAGES, call, decide, is_installed, window_size
 
@@ -52,6 +55,32 @@ def test_the_arguments_mean_what_the_reference_means(package, with_lse):
         expected = reference_attention(*(t.transpose(0, 1) for t in (q, k, v)), window=window)
         got = call(package, function, q, k, v, window)
         assert torch.equal(got.transpose(0, 1).reshape(6, 2, 32), expected)
+
+
+@pytest.mark.parametrize("can", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_gradients_are_added_up_in_a_fixed_order_if_so_wished(monkeypatch, can, wanted):
+    """FlashAttention's backward adds up dq by atomics unless it is told otherwise."""
+    told: dict[str, bool] = {}
+
+    def with_it(q, k, v, causal=False, window_size=(-1, -1), deterministic=False):
+        told["deterministic"] = deterministic
+        return q
+
+    def without_it(q, k, v, causal=False, window_size=(-1, -1)):
+        return q
+
+    module = types.SimpleNamespace(flash_attn_func=with_it if can else without_it)
+    monkeypatch.setattr(flash, "decide", lambda *_: FA2)
+    monkeypatch.setattr(flash, "cuda_capability", lambda _: (9, 0))
+    monkeypatch.setattr(flash.importlib, "import_module", lambda _: module)
+    monkeypatch.setattr(flash.torch, "are_deterministic_algorithms_enabled", lambda: wanted)
+    made = flash.kernel.__wrapped__(torch.device("cpu"))
+    assert (made is None) == (wanted and not can)
+    if made is not None:
+        q = torch.ones(1, 2, 1, 4)
+        made(q, q, q, 0)
+        assert told == ({"deterministic": wanted} if can else {})
 
 
 def test_what_is_not_there_is_not_installed():

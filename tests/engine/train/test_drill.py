@@ -70,6 +70,7 @@ def test_a_wrong_part_is_named_in_words(text, said):
         ("node-kill:node=3@step=1", {"job": {"nodes": 3}}, "job.nodes = 3 makes 0 to 2"),
         ("kill@step=7", {}, "step 7 does not come; the run ends at train.steps = 6"),
         ("redis-kill@step=1", {}, "the run starts no Redis of its own"),
+        ("flip@step=1", {}, "replicas are not compared (job.sdc_every = 0)"),
         ("torn-checkpoint@step=1", {"checkpoint": {"path": "s3://b/ckpt"}}, "is a URL"),
     ],
 )

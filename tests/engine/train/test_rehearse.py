@@ -64,6 +64,15 @@ def test_bad_numbers_say_which_samples_they_came_from(tmp_path):
     assert "samples are 12 to 15" in caught.value.what
 
 
+def test_a_flipped_bit_changes_the_numbers_from_its_step_on_and_nothing_fails(tmp_path):
+    (tmp_path / "right").mkdir()
+    loop_of(tmp_path / "right", recipe()).run()
+    right = read_metrics(tmp_path / "right" / "metrics.jsonl")
+    rehearse(tmp_path, "flip@step=3").run()
+    wrong = read_metrics(tmp_path / "metrics.jsonl")
+    assert [a.loss == b.loss for a, b in zip(right, wrong, strict=True)] == [True] * 3 + [False] * 3
+
+
 def test_bad_numbers_may_be_left_out_in_place(tmp_path):
     loop = rehearse(tmp_path, "nan@step=3")
     loop.recipe = msgspec.structs.replace(loop.recipe, job=JobSpec(bad_numbers="skip"))
