@@ -21,8 +21,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from bench.faults.inject import ON_STORE, RANKS, Store, Struck, inject, kill_all
+from bench.faults.hit import RANKS, Struck, kill_all
+from bench.faults.inject import ON_STORE, inject
 from bench.faults.net import Network
+from bench.faults.on_nodes import build_nvml
+from bench.faults.on_store import Store
 from bench.faults.processes import node_family, rank_pid
 from bench.faults.rows import append_rows, known_rows
 from engine.job.incident import Incident, Recovery, read_recoveries
@@ -93,7 +96,7 @@ FAULTS = (
     "bad-node", "bad-spare", "two-nodes", "link-cut", "link-flap", "link-slow", "link-slow-both",
     "redis-kill", "keeper-kill", "redis-stop", "redis-partition", "driver-kill", "two-drivers",
     "clock", "torn-checkpoint", "disk-full", "storage-hang", "storage-slow", "log-flood",
-    "two-at-once", "rank-and-driver", "node-and-redis", "bug", "flip",
+    "two-at-once", "rank-and-driver", "node-and-redis", "stale-rank", "nvml-wedged", "bug", "flip",
 )  # fmt: skip
 
 
@@ -253,8 +256,11 @@ def batch(out: Path, faults: list[str], seed: int, net: Network) -> None:
         for i, fault in enumerate(inside)
     ]
     rows: list[dict] = []
+    if "nvml-wedged" in faults:
+        os.environ["MSCTL_BENCH_NVML"] = str(build_nvml(folder))
     with Store(folder) if ON_STORE & {*faults} else contextlib.nullcontext():
         _run_batch(Job(folder, drills), faults, drills, rng, net, rows, seed)
+    os.environ.pop("MSCTL_BENCH_NVML", None)
     mine = losses(folder)
     equal = bool(mine) and mine == losses(reference(out, len(mine)))[: len(mine)]
     append_rows(out, [row | {"bitwise": equal, "steps": len(mine)} for row in rows])

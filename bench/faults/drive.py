@@ -1,5 +1,6 @@
 """The driver of a campaign's job: `python -m bench.faults.drive FOLDER STEPS [DRILL...]`."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,13 @@ def main() -> None:
     def note(text: str) -> None:
         print(f"{time.monotonic() - begin:8.2f} {text}", flush=True)
 
-    launcher = ProcessLauncher(wrap=Network.words, comes_back=True)
+    def words(node: str) -> list[str]:
+        """Before a node's command: its place in the network, and the library that can be wedged."""
+        lies = [f"LD_LIBRARY_PATH={nvml}", f"MSCTL_BENCH_WEDGED={folder}/wedged-{node}"]
+        return Network.words(node) + (lies if nvml else [])
+
+    nvml = os.environ.get("MSCTL_BENCH_NVML", "")
+    launcher = ProcessLauncher(wrap=words, comes_back=True)
     place = RemotePlace(launcher, host=HOST)
     driver = Driver(recipe, folder, Watch(on_note=note), place=place,
                     drills=parse_faults(sys.argv[3:]))  # fmt: skip

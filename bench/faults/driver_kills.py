@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.faults.inject import kill_all
+from bench.faults.hit import kill_all
 from bench.faults.rows import append_rows, read_rows
 from engine.job.incident import read_recoveries
 from engine.job.view import read_view

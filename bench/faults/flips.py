@@ -9,10 +9,11 @@ import contextlib
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
 
 from bench.faults import campaign
-from bench.faults.inject import RANKS, Struck
+from bench.faults.hit import RANKS, Struck
 
 LAYOUTS = ({"tp": 1, "pp": 2, "dp": 4}, {"tp": 2, "pp": 1, "dp": 4})
 EVERY = 4
@@ -45,7 +46,7 @@ def flip(out: Path, fault: str, seed: int) -> None:
         struck = Struck(when, ranks=frozenset({rank}), evicts=node, kinds=("corruption",))
         row = campaign.judge(job, fault, 0, struck, at)
         job.driver.terminate()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(subprocess.TimeoutExpired):
             job.driver.wait(120)
     finally:
         job.end()

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.faults.campaign import NODES, RECIPE, SPARES, Job
-from bench.faults.inject import kill
+from bench.faults.hit import kill
 from bench.faults.net import Network
 from bench.faults.rows import append_rows, read_rows
 

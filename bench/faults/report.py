@@ -28,7 +28,8 @@ MATRIX = {
     "keeper-kill": 8, "redis-stop": 9, "driver-kill": 10, "two-drivers": 11, "executor-kill": 12,
     "bad-node": 13, "kill-again": 14, "two-nodes": 15, "bug": 16, "disk-full": 17,
     "torn-checkpoint": 18, "storage-hang": 19, "storage-slow": 19, "clock": 20,
-    "nan": 21, "flip": 22, "oom": 23, "oom-kill": 23, "log-flood": 24, "bad-spare": 26,
+    "nan": 21, "flip": 22, "oom": 23, "oom-kill": 23, "log-flood": 24, "nvml-wedged": 25,
+    "bad-spare": 26, "stale-rank": 27,
 }  # fmt: skip
 """Fault -> row of the matrix of 27 that the project works to; the others are two at once."""
 _COLUMNS = ("row", "fault", "runs", "passed", "noticed after", "located", "first new step after",

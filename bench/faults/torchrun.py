@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.faults.inject import kill, kill_all
+from bench.faults.hit import kill, kill_all
 from bench.faults.net import Network
 from bench.faults.processes import node_family, rank_pid
 from bench.faults.rows import append_rows, read_rows

@@ -1,0 +1,18 @@
+/* NVML of a node without GPUs, until a file appears: then a call that never returns, as of a wedged
+ * driver. MSCTL_BENCH_WEDGED names the file. */
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { DRIVER_NOT_LOADED = 9 };
+
+int nvmlInit_v2(void) {
+  const char *wedged = getenv("MSCTL_BENCH_WEDGED");
+  while (wedged && access(wedged, F_OK) == 0) sleep(1000);
+  return DRIVER_NOT_LOADED;
+}
+
+int nvmlShutdown(void) { return 0; }
+
+const char *nvmlErrorString(int code) {
+  return code == DRIVER_NOT_LOADED ? "Driver Not Loaded" : "Unknown Error";
+}
