@@ -25,7 +25,7 @@ _OVERLAP = 8
 _LEARN = 6
 """Windows at the start that tell what is normal."""
 _GROWN, _GROWN_Z = 0.02, 6.0
-"""A period that grew by this share, and by so many of its usual deviations, is worth an alarm, ..."""
+"""A period that grew by this share, and by so many of its deviations, is worth an alarm, ..."""
 _LASTS = 1.4
 """... if it stays so for so many periods: after a single pause it seems longer for one period."""
 _LAGS = (0.8, 1.6)
