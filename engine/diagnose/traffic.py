@@ -26,8 +26,8 @@ _LEARN = 6
 """Windows at the start that tell what is normal."""
 _GROWN, _GROWN_Z = 0.02, 6.0
 """A period that grew by this share, and by so many of its deviations, is worth an alarm, ..."""
-_LASTS = 1.4
-"""... if it stays so for so many periods: after a single pause it seems longer for one period."""
+_LASTS = 1.2
+"""... if it stays so for so many of these periods: after a single pause it does for about one."""
 _LAGS = (0.8, 1.6)
 """Where the next step is looked for, in periods; what is further away is a pause or a stop."""
 _ALIKE = 0.5
@@ -141,11 +141,11 @@ def _of_all(traffic: Traffic, period: float, usual: float) -> list[Alarm]:
     before = float(np.median(early))
     spread = 1.4826 * float(np.median(np.abs(early - before)))
     limit = before + max(_GROWN * before, _GROWN_Z * spread)
-    need, row = math.ceil(_LASTS * width / hop), 0
+    row = 0
     for index, lag in enumerate(lags):
         row = row + 1 if lag > limit else 0
-        if row == need:
-            now = float(np.median(lags[index - need // 2 : index + 1]))
+        if row * hop >= _LASTS * lag:
+            now = float(np.median(lags[index - row // 2 : index + 1]))
             grew = f"from {show_seconds(before * dt)} to {show_seconds(now * dt)}"
             return [Alarm(None, float(ends[index]) * dt, f"the period grew {grew}")]
     return []

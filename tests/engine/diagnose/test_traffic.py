@@ -71,8 +71,8 @@ def test_the_longer_step_is_told_with_its_lengths():
     assert after == pytest.approx(1.08 * STEP, rel=0.03)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
-@pytest.mark.parametrize("at", [0.1, 0.5, 0.95])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.7, 0.95])
 def test_a_single_pause_is_no_longer_step(share, at):
     healthy = series(seconds=500)
     x, begin = healthy.bytes_per_s, round((40 + at) * STEP / DT)
