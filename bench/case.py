@@ -49,8 +49,8 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
     """A recipe whose sizes divide any layout of up to 8 ranks.
 
     args: layout, shape, block, layers, schedule, group, run_ahead, precision, micro_batch, overlap
-    (all, none, or a list of dimensions), tp_pieces, recompute, optimizer, ops. Layers and
-    micro-batches are as few as the layout allows, layers at least two.
+    (all, none, or a list of dimensions), tp_pieces, tp_halves, recompute, optimizer, ops. Layers
+    and micro-batches are as few as the layout allows, layers at least two.
     """
     layout = ParallelLayout(**args.get("layout", {}))
     model: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "ffn": 64}
@@ -72,7 +72,9 @@ def recipe_of(args: dict[str, Any]) -> Recipe:
             kind=args.get("schedule", "auto"), group=args.get("group", 0),
             run_ahead=args.get("run_ahead", 0),
         ),
-        overlap=OverlapSpec(**overlap, tp_pieces=args.get("tp_pieces", 1)),
+        overlap=OverlapSpec(
+            **overlap, tp_pieces=args.get("tp_pieces", 1), tp_halves=args.get("tp_halves", False)
+        ),
         optimizer=OptimSpec(
             name=args.get("optimizer", "adamw"), lr=LR, min_lr=LR / 4, warmup_steps=3
         ),

@@ -198,14 +198,17 @@ class Sublayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(s, out(cores(into(norm(s))))) of the stream s = x + delta."""
         normed, stream = self.norm(x_sbh, delta_sbh)
-        parts = self.into(normed)
+        return stream, self.drop(self.out(self.mix(self.into(normed))), micro)
+
+    def mix(self, parts: list[Tensor]) -> list[Tensor]:
+        """What the cores make of the projections of their input."""
         mixed = []
         if self.attn is not None:
             mixed.append(self._run(self.attn, *parts[:3]))
             parts = parts[3:]
         if self.mlp is not None:
             mixed.append(self._run(self.mlp, *parts))
-        return stream, self.drop(self.out(mixed), micro)
+        return mixed
 
 
 class Block(nn.Module):

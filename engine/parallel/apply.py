@@ -35,6 +35,7 @@ from engine.model.transformer import (
 from engine.ops.native import Kernels
 from engine.ops.norm import NormOp
 from engine.parallel.flat import FlatChunk, Weight, weights_of
+from engine.parallel.halves import Halves
 from engine.parallel.tensor import ParallelInto, ParallelMlp, ParallelNorm, ParallelOut, TensorAxis
 from engine.parallel.vocab import ParallelEmbedding, ParallelHead
 from engine.spec.model import ModelSpec
@@ -53,6 +54,9 @@ class Placement(NamedTuple):
     """That buffer, if a chunk on this rank has made it already."""
     kernels: Kernels | None = None
     """Native operators, if they were chosen."""
+    halves_ahead: bool | None = None
+    """Compute micro-batches in two halves, of which one hides the other's sums or (False) waits;
+    None: in one piece."""
 
 
 class ParallelChunk(NamedTuple):
@@ -82,6 +86,9 @@ def parallelize(
     elif shared:
         tied = _buffer([weights[shared[0]]], spec, place)
     _swap(chunk, weights, axis, place.kernels)
+    if place.halves_ahead is not None:
+        halves = Halves(chunk.layers, axis, ahead=place.halves_ahead)
+        chunk.layers = nn.ModuleDict({"halves": halves})
     set_seed(chunk, place.seed)
     begin, _ = axis.local_sequence(spec.seq)
     for module in chunk.modules():

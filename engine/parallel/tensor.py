@@ -190,30 +190,40 @@ class ParallelInto(nn.Module):
         """One output [s, b, size / t] per projection."""
         return list(_Into.apply(x_sbh, self))
 
+    def compute(self, x_sbh: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The outputs, and the whole sequence of inputs, which the backward needs."""
+        (out,), whole = self.axis.enter_matmul(x_sbh, [self.matrix().t()])
+        bias = self.vector()
+        out = out if bias is None else out.add_(bias)
+        return out.split(self.sizes, -1), whole
+
+    def start_backward(self, whole: Tensor, dys: Sequence[Tensor]) -> tuple[Tensor, Pending]:
+        """Start the sum of the input's gradient; the weight's is computed while it travels."""
+        dy = joined(dys)
+        dx, pending = self.axis.start_leave_matmul([(dy, self.matrix())])
+        flat_dy = dy.flatten(0, 1)
+        self.axis.weight_gradient(
+            lambda: add_outer(self.matrix(grad=True), flat_dy, whole.flatten(0, 1))
+        )
+        bias = self.vector(grad=True)
+        if bias is not None:
+            bias.add_(flat_dy.sum(0))
+        return dx, pending
+
 
 class _Into(Function):
     @staticmethod
     def forward(ctx: Any, x_sbh: Tensor, op: ParallelInto) -> tuple[Tensor, ...]:
-        (out,), whole = op.axis.enter_matmul(x_sbh, [op.matrix().t()])
-        bias = op.vector()
+        parts, whole = op.compute(x_sbh)
         ctx.op = op
         ctx.save_for_backward(whole)
-        out = out if bias is None else out.add_(bias)
-        return out.split(op.sizes, -1)
+        return parts
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor, None]:
         op: ParallelInto = ctx.op
         (whole,) = ctx.saved_tensors
-        dy = joined(dys)
-        dx, pending = op.axis.start_leave_matmul([(dy, op.matrix())])
-        flat_dy = dy.flatten(0, 1)  # the weight gradient runs while dx travels
-        op.axis.weight_gradient(
-            lambda: add_outer(op.matrix(grad=True), flat_dy, whole.flatten(0, 1))
-        )
-        bias = op.vector(grad=True)
-        if bias is not None:
-            bias.add_(flat_dy.sum(0))
+        dx, pending = op.start_backward(whole, dys)
         op.axis.finish(pending)
         return dx, None
 
@@ -229,15 +239,35 @@ class ParallelOut(nn.Module):
         """Inputs [s, b, size / t]; the sum [s (or s/t), b, h]."""
         return _Out.apply(self, *inputs)
 
+    def start(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Pending]:
+        """Start the sum; without biases, which are added to what came of it."""
+        weights_t = [weight.data.t() for weight in self.weights]
+        return self.axis.start_leave_matmul(
+            [(x.contiguous(), w) for x, w in zip(inputs, weights_t, strict=True)]
+        )
+
+    def compute_backward(self, inputs: Sequence[Tensor], dy: Tensor) -> list[Tensor]:
+        """Gradients of the inputs; those of the weights are added up."""
+        results, whole = self.axis.enter_matmul(dy, [weight.data for weight in self.weights])
+        flat_dy = whole.flatten(0, 1)
+        for x, weight in zip(inputs, self.weights, strict=True):
+            self.axis.weight_gradient(partial(_add_weight, weight, flat_dy, x))
+        return results
+
+    def compute_bias_backward(self, dy: Tensor) -> None:
+        """Add up the gradient of the biases."""
+        if self.biases:
+            total = dy.flatten(0, 1).sum(0)
+            for bias in self.biases:
+                bias.grad.add_(total)
+
 
 class _Out(Function):
     @staticmethod
     def forward(ctx: Any, op: ParallelOut, *inputs: Tensor) -> Tensor:
         ctx.op = op
         ctx.save_for_backward(*inputs)
-        weights_t = [weight.data.t() for weight in op.weights]
-        pairs = [(x.contiguous(), w) for x, w in zip(inputs, weights_t, strict=True)]
-        out, pending = op.axis.start_leave_matmul(pairs)
+        out, pending = op.start(inputs)
         op.axis.finish(pending)
         for bias in op.biases:
             out += bias.data
@@ -247,15 +277,8 @@ class _Out(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         op: ParallelOut = ctx.op
         dy = dy.contiguous()
-        if op.biases:
-            total = dy.flatten(0, 1).sum(0)
-            for bias in op.biases:
-                bias.grad.add_(total)
-        results, whole = op.axis.enter_matmul(dy, [weight.data for weight in op.weights])
-        flat_dy = whole.flatten(0, 1)
-        for x, weight in zip(ctx.saved_tensors, op.weights, strict=True):
-            op.axis.weight_gradient(partial(_add_weight, weight, flat_dy, x))
-        return (None, *results)
+        op.compute_bias_backward(dy)
+        return (None, *op.compute_backward(ctx.saved_tensors, dy))
 
 
 def _add_weight(weight: Weight, flat_dy: Tensor, x: Tensor) -> None:

@@ -220,21 +220,44 @@ def schedule(keys: Keys) -> Iterator[Problem]:
     )
 
 
+def _halves(keys: Keys) -> Iterator[Problem]:
+    """A micro-batch that is computed in halves has two, and its blocks are not run again."""
+    recipe = keys.recipe
+    if recipe.batch.micro_batch % 2:
+        yield problem(
+            "overlap.tp_halves",
+            "batch.micro_batch",
+            what=f"overlap.tp_halves = true, but {keys.show('batch.micro_batch')} has no halves",
+            remedy="set batch.micro_batch to an even number, or overlap.tp_halves to false",
+        )
+    if recipe.train.recompute == "full":
+        yield problem(
+            "overlap.tp_halves",
+            "train.recompute",
+            what="overlap.tp_halves = true goes through a layer part by part, but "
+            f"{keys.show('train.recompute')} runs whole layers again",
+            remedy="set train.recompute to selective or none, or overlap.tp_halves to false",
+        )
+
+
 def overlap(keys: Keys) -> Iterator[Problem]:
     """A switch that is on hides something: silence would be a slow run that nobody notices."""
     layout, wish = keys.recipe.layout, keys.recipe.overlap
     if layout.tp == 1:
         return
-    if wish.tp and not layout.sequence_parallel:
+    if wish.tp_halves:
+        yield from _halves(keys)
+    elif wish.tp and not layout.sequence_parallel:
         yield problem(
             "overlap.tp",
             "layout.sequence_parallel",
             what="overlap.tp = true hides nothing: without sequence parallelism a GEMM is followed "
             "by a whole all-reduce",
-            remedy="set layout.sequence_parallel to true, or overlap.tp to false",
+            remedy="set overlap.tp_halves or layout.sequence_parallel to true, or overlap.tp to "
+            "false",
         )
         return
-    if wish.tp and wish.tp_pieces == 1:
+    if wish.tp and wish.tp_pieces == 1 and not wish.tp_halves:
         yield problem(
             "overlap.tp_pieces",
             "overlap.tp",
@@ -243,7 +266,7 @@ def overlap(keys: Keys) -> Iterator[Problem]:
             remedy="set overlap.tp_pieces to 0 (auto) or to 2 or more, or overlap.tp to false",
         )
     part = keys.recipe.model.seq // layout.tp
-    if wish.tp and wish.tp_pieces == 0 and cuts(part) == ():
+    if wish.tp and wish.tp_pieces == 0 and cuts(part) == () and not wish.tp_halves:
         yield problem(
             "overlap.tp",
             "model.seq",

@@ -71,6 +71,11 @@ class OverlapSpec(Noun, frozen=True, kw_only=True):
             "many as [cluster] makes fastest (where it is not given 4, on CPUs 1), else 1"
         ),
     ] = 0
+    tp_halves: Annotated[
+        bool,
+        doc("compute a micro-batch in two halves; with overlap.tp the sums of one travel while the "
+            "other computes, also without sequence parallelism"),
+    ] = False  # fmt: skip
     dp: Annotated[bool, doc("parameter gathers and gradient reductions per chunk")] = True
     dp_levels: Annotated[
         Literal["auto", "one", "two"],

@@ -70,7 +70,7 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
     layout, model = recipe.layout, recipe.model
     program = step_program(recipe)
     pieces = pieces_of(recipe, on_cpu=device.torch_device.type == "cpu")
-    if recipe.overlap.tp and layout.tp > 1 and pieces == 1:
+    if recipe.overlap.tp and layout.tp > 1 and pieces == 1 and not recipe.overlap.tp_halves:
         logger.info("tensor-parallel GEMMs stay whole: on this CPU nothing would hide")
     witness = Witness()
     chunker = Chunker(
@@ -85,6 +85,7 @@ def build_engine(recipe: Recipe, mesh: Mesh, device: Device, events: EventWriter
         dtype=dtype, device=device.torch_device, dp=layout.dp,
         seed=recipe.seed, share_tied=model.tied and layout.chunks > 1,
         kernels=choose(recipe.train.ops, device.torch_device, dtype),
+        halves_ahead=recipe.overlap.tp if recipe.overlap.tp_halves and layout.tp > 1 else None,
     )  # fmt: skip
     chunks, units, tied = {}, {}, None
     for chunk in program.chunks_of(layout.coord(mesh.rank).pp):

@@ -1,6 +1,7 @@
 """msctl on the shared workload: one row beside the peers.
 
-    --tp --pp --vpp --dp --zero --schedule --group --run-ahead --tp-pieces --no-sp --no-overlap
+    --tp --pp --vpp --dp --zero --schedule --group --run-ahead --tp-pieces --tp-halves --no-sp
+    --no-overlap
 
 Started by torchrun like the peers (or alone, world 1); prints one line `PEER {json}`.
 """
@@ -37,7 +38,8 @@ def recipe_of(a: argparse.Namespace, w: Workload) -> Recipe:
     return Recipe(
         name="peer", model=model, batch=batch, layout=layout,
         overlap=OverlapSpec(
-            tp=not a.no_overlap, pp=not a.no_overlap, dp=not a.no_overlap, tp_pieces=a.tp_pieces
+            tp=not a.no_overlap, pp=not a.no_overlap, dp=not a.no_overlap, tp_pieces=a.tp_pieces,
+            tp_halves=a.tp_halves,
         ),
         schedule=ScheduleSpec(kind=a.schedule, group=a.group, run_ahead=a.run_ahead),
         optimizer=OptimSpec(lr=1e-3, min_lr=1e-3, decay="constant"),
@@ -55,6 +57,7 @@ def main() -> None:
     ap.add_argument("--group", type=int, default=0)
     ap.add_argument("--run-ahead", type=int, default=0)
     ap.add_argument("--tp-pieces", type=int, default=1)
+    ap.add_argument("--tp-halves", action="store_true")
     ap.add_argument("--no-sp", action="store_true")
     ap.add_argument("--no-overlap", action="store_true")
     a = ap.parse_args()

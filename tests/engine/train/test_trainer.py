@@ -135,6 +135,25 @@ def test_chunked_tensor_parallel_equals_the_plain_model_and_itself_without_overl
     assert_equal_to_the_plain_model(world, [everything], FLOAT64_TOLERANCE)
 
 
+def test_halves_equal_the_plain_model_and_themselves_without_overlap(world: World) -> None:
+    """With and without sequence parallelism, whole and cut GEMMs, split backwards."""
+    cases: list[Case] = [
+        {"layout": {"tp": 2, "sequence_parallel": False}, "shape": "llama"},
+        {"layout": {"tp": 2, "sequence_parallel": False}, "block": "parallel"},
+        {"layout": {"tp": 2}, "shape": "dropout", "tp_pieces": 2},
+        {"layout": {"tp": 2}, "shape": "window", "recompute": "selective"},
+    ]
+    split: list[Case] = [
+        {"layout": {"tp": 2, "pp": 2, "sequence_parallel": False}, "schedule": "zero-bubble"},
+        {"layout": {"tp": 2, "pp": 2, "vpp": 2}},
+    ]
+    for group in (cases, split):
+        group = [case | {"tp_halves": True, "micro_batch": 2} for case in group]
+        results = run(world, [*group, *(case | {"overlap": False} for case in group)])
+        compare(group, results[: len(group)], FLOAT64_TOLERANCE)
+        assert results[: len(group)] == results[len(group) :]
+
+
 @pytest.mark.parametrize("kind", ["interleaved", "zb-v"])
 def test_recomputation_changes_nothing(world: World, kind: str) -> None:
     layout = {"pp": 2, "vpp": 2}
