@@ -86,7 +86,8 @@ def _corruption(failures: list[RankFailure]) -> Cause:
     first = min(places.values())
     ranks = tuple(sorted(rank for rank, place in places.items() if place == first))
     one: Mismatch = seen[ranks[0]]
-    sure = bool(changed) or one.replicas > 2
+    wrong = {seen[rank].replica for rank in ranks}
+    sure = bool(changed) or (one.replicas > 2 and len(wrong) == 1)
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of ranks {list(ranks)}"
     again = "other numbers at a second try" if changed else "the same at a second try"
     what = (
@@ -94,6 +95,11 @@ def _corruption(failures: list[RankFailure]) -> Cause:
         f"where {one.replicas} replicas computed one micro-batch ({again})"
     )
     remedy = next(f.remedy for f in failures if f.mismatch is not None)
+    if len(wrong) > 1 and not changed:
+        remedy += (
+            "; if it comes at every check, nodes do not compute alike (device, libraries, "
+            "NCCL_ALGO): make them alike, or set job.sdc_every to 0"
+        )
     return Cause(what, remedy, RunFailed, sure, ranks, is_exception=True, is_corruption=True)
 
 

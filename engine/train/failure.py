@@ -40,6 +40,7 @@ class Mismatch(Noun, frozen=True, kw_only=True):
     changed_at: tuple[int, int] | None
     """Where its numbers first were others when it computed the same again."""
     chunks: int
+    replica: int
     replicas: int
 
     def where(self, place: tuple[int, int]) -> str:

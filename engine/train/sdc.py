@@ -9,7 +9,8 @@ What is found: faults of compute and memory that show in a forward, a backward o
 parameters. What is not: a gradient spoiled on its way through a reduction, an update that its only
 owner makes wrongly (with layout.zero = 0 every replica makes it, and they are compared), and a
 fault that is not there while it is looked for. The model must compute alike everywhere: one kind of
-device, and train.deterministic.
+device, the same libraries, sums over tp in one order (NCCL_ALGO), and train.deterministic. Where it
+does not, several replicas differ at once, and nobody is called wrong for sure.
 """
 
 from typing import NamedTuple
@@ -76,6 +77,7 @@ class ReplicaCheck:
                 differs_at=first.orders[differs] if differs >= 0 else None,
                 changed_at=first.orders[int(changed[0])] if len(changed) else None,
                 chunks=self._pipeline.schedule.chunks,
+                replica=engine.mesh.dp_reduce.index,
                 replicas=engine.mesh.dp_reduce.size,
             )
         )

@@ -7,7 +7,7 @@ import pytest
 from engine.errors import CheckpointError, MissingError, RecipeError, RunFailed
 from engine.job.cause import as_error, find_cause
 from engine.job.nursery import Report
-from engine.train.failure import RankFailure
+from engine.train.failure import Corrupted, Mismatch, RankFailure, failure_of
 
 
 def ended(rank: int, code: int) -> Report:
@@ -41,6 +41,31 @@ def test_a_killed_rank_is_named_before_the_victims_it_left():
     cause = find_cause([ended(2, -9), ended(0, 1), ended(1, 1)], [victim(0), victim(1)])
     assert cause.what == "rank 2 was ended by SIGKILL"
     assert "dmesg" in cause.remedy
+
+
+def differs(rank: int, at: tuple[int, int] | None, *, changed=None, replicas: int = 4):
+    seen = Mismatch(step=9, differs_at=at, changed_at=changed, chunks=2, replica=rank,
+                    replicas=replicas)  # fmt: skip
+    return failure_of(rank, Corrupted(seen))
+
+
+def test_of_ranks_that_computed_other_numbers_the_earliest_place_counts():
+    cause = find_cause([], [differs(0, None), differs(1, (2, 1)), differs(2, (2, 0))])
+    assert (cause.is_corruption, cause.is_own, cause.ranks) == (True, True, (2,))
+    assert "in the forward of chunk 1" in cause.what
+
+
+def test_a_rank_that_changes_its_numbers_is_wrong_whoever_differs():
+    both = [differs(0, (1, 0), replicas=2), differs(1, (1, 0), changed=(3, 0), replicas=2)]
+    cause = find_cause([], both)
+    assert (cause.is_own, cause.ranks) == (True, (1,))
+    assert "in the backward of chunk 1" in cause.what
+
+
+def test_where_several_replicas_differ_at_once_perhaps_nodes_do_not_compute_alike():
+    cause = find_cause([], [differs(rank, (1, 0)) for rank in (1, 2)])
+    assert (cause.is_own, cause.ranks) == (False, (1, 2))
+    assert "NCCL_ALGO" in cause.remedy
 
 
 def test_a_rank_that_left_without_a_word_is_named():

@@ -72,7 +72,8 @@ def fails(folder, *ranks, kind="MissingError", what="no GPU 7 here", bad_step=-1
 def test_replicas_that_differ_are_corruption_of_the_rank_that_left_the_majority_first(tmp_path):
     sight = started(tmp_path, newest_step=40)
     for rank, at in enumerate([None, None, (3, 1), (3, 2)]):
-        seen = Mismatch(step=40, differs_at=at, changed_at=None, chunks=2, replicas=4)
+        seen = Mismatch(step=40, differs_at=at, changed_at=None, chunks=2, replica=rank,
+                        replicas=4)  # fmt: skip
         fault = failure_of(rank, Corrupted(seen), attempt=1)
         write_failure(tmp_path, fault)
     incident = sight._crashed()
