@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.events.writer import EventWriter
-from engine.parallel.tensor import ParallelOut
+from engine.parallel.tensor import ParallelNorm
 from engine.spec.recipe import Recipe
 from engine.train.build import Engine
 from engine.train.drill import Fault, parse_fault
@@ -126,16 +126,18 @@ def _now(kind: str) -> None:
 
 
 def compute_wrong(engine: Engine, *, once: bool = False) -> None:
-    """From now on one bit of a layer's result is wrong whenever it is computed, or once only."""
+    """From now on one bit of a norm's result is wrong whenever it is computed, or once only."""
     modules = (m for chunk in engine.stage.chunks.values() for m in chunk.modules())
-    layer = next(module for module in modules if isinstance(module, ParallelOut))
+    norm = next(module for module in modules if isinstance(module, ParallelNorm))
 
-    def wrong(module: torch.nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
-        _flip(out)
+    def wrong(
+        module: torch.nn.Module, inputs: tuple[Any, ...], outs: tuple[Tensor, Tensor]
+    ) -> None:  # fmt: skip
+        _flip(outs[0])
         if once:
             handle.remove()
 
-    handle = layer.register_forward_hook(wrong)
+    handle = norm.register_forward_hook(wrong)
 
 
 def _flip(out: Tensor) -> None:

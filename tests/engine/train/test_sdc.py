@@ -23,6 +23,7 @@ LAYOUTS: dict[int, list[Case]] = {
         {"layout": {"dp": 2, "pp": 2}, "schedule": "zero-bubble"},
         {"layout": {"dp": 2, "pp": 2, "vpp": 2}, "schedule": "zb-v", "recompute": "full"},
         {"layout": {"dp": 2, "tp": 2}, "tp_pieces": 4, "micro_batch": 2},
+        {"layout": {"dp": 2, "tp": 2}, "tp_halves": True, "micro_batch": 2},
         {"layout": {"dp": 2, "tp": 2, "sequence_parallel": False}, "shape": "gpt-untied"},
     ],
     8: [
@@ -58,7 +59,8 @@ def named(results: list[list[dict]], number: int) -> tuple[tuple[int, ...], bool
 
 @pytest.mark.multi
 def test_the_rank_that_computes_wrong_is_named_whatever_its_place(world: World):
-    of_four = [{"layout": {"dp": 4, "pp": 2}}, {"layout": {"dp": 4, "tp": 2}}]
+    in_halves = {"layout": {"dp": 4, "tp": 2}, "tp_halves": True, "micro_batch": 2}
+    of_four = [{"layout": {"dp": 4, "pp": 2}}, {"layout": {"dp": 4, "tp": 2}}, in_halves]
     cases = [
         case | {"steps": 3, "flip": (rank, 1)} for case in of_four for rank in (0, 3, 4, 7)
     ]  # fmt: skip
