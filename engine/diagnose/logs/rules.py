@@ -40,10 +40,11 @@ def _force(rule: Rule) -> float:
 def match_in(rules: tuple[Rule, ...], text: str) -> Match | None:
     """The strongest of some rules for a line, the first of equals."""
     best: Match | None = None
+    folded = text.casefold()
     for rule in rules:
         if best is not None and _force(rule) <= _force(best.rule):
             continue
-        if rule.needs and rule.needs not in text:
+        if not rule.may_match(text, folded):
             continue
         found = rule.pattern.search(text)
         if found is not None:

@@ -6,6 +6,7 @@ belong (`nan` where a number was) survives the deletion, so nothing is dropped f
 its neighbours.
 """
 
+import functools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +87,7 @@ def _words_of(path: Path) -> list[bytes]:
     return [" ".join(str(text).split("\n")).encode(errors="replace") + b"\n"]
 
 
+@functools.cache
 def _loosened(pattern: str) -> re.Pattern[str]:
     """A pattern blind to digits: it matches every line of a template or none."""
 
@@ -95,10 +97,6 @@ def _loosened(pattern: str) -> re.Pattern[str]:
         return "" if found["edge"] else r"\d*" if found["digits"] else "*"
 
     return re.compile(_TOKENS.sub(relax, pattern), re.IGNORECASE)
-
-
-_LOOSE = tuple((rule, _loosened(rule.pattern.pattern)) for rule in DIGITS)
-"""Rules that read digits, each with the test whether a template is worth asking it."""
 
 
 _ROWS = {rule: number for number, rule in enumerate(RULES)}
@@ -242,8 +240,11 @@ class Scanner:
         known = self._known.get(template)
         if known is None:
             plain = match_in(STATIC, text)
+            folded = text.casefold()
             digits = tuple(
-                r for r, loose in _LOOSE if (not r.needs or r.needs in text) and loose.search(text)
+                rule
+                for rule in DIGITS  # those worth asking about each line of the template
+                if rule.may_match(text, folded) and _loosened(rule.source).search(text)
             )
             known = (plain, digits)
             if plain is None and not digits:

@@ -5,10 +5,10 @@ ones is an input pipeline that refills; one that stays longer from some step on 
 or link, or somebody else's work on it.
 """
 
+import itertools
 import re
+import statistics
 from typing import NamedTuple
-
-import numpy as np
 
 _TIME = re.compile(
     r"(?:elapsed time per iteration \(ms\)|time/step|step[_ ]?time|iter(?:ation)?[_ ]?time|"
@@ -45,11 +45,13 @@ class Shift(NamedTuple):
 def find_shift(lines: list[tuple[int, str]]) -> Shift | None:
     """The line from which on every step takes at least twice the time of all before it."""
     rows = [(n, float(found[1])) for n, text in lines if (found := _TIME.search(text))]
-    values = np.array([seconds for _, seconds in rows[1:]])
+    values = [seconds for _, seconds in rows[1:]]
+    longest = list(itertools.accumulate(values, max))
+    least = list(itertools.accumulate(reversed(values), min))[::-1]
     for at in range(_STEADY, len(values) - _STEADY + 1):
-        before, after = values[:at], values[at:]
-        if float(before.max()) > 0 and float(after.min()) >= 2 * float(before.max()):
-            return Shift(rows[at + 1][0], float(np.median(after) / np.median(before)))
+        if 0 < longest[at - 1] <= least[at] / 2:
+            factor = statistics.median(values[at:]) / statistics.median(values[:at])
+            return Shift(rows[at + 1][0], factor)
     return None
 
 
@@ -65,17 +67,17 @@ def find_jumps(lines: list[tuple[int, str]]) -> Jump | None:
             numbers.append(number)
     if len(times) < 6:
         return None
-    values = np.array(times[1:])
-    low = float(np.percentile(values, 25))
-    slow = values > 3 * max(low, 1e-9)
-    share = float(slow.mean())
-    if not 0.1 <= share <= 0.75 or slow.sum() < 2:
+    values = times[1:]
+    low = statistics.quantiles(values, n=4, method="inclusive")[0]
+    slow = [n for n, seconds in enumerate(values) if seconds > 3 * max(low, 1e-9)]
+    share = len(slow) / len(values)
+    if not 0.1 <= share <= 0.75 or len(slow) < 2:
         return None
-    quick = int(np.flatnonzero(~slow)[0])
-    later = np.flatnonzero(slow[quick:])
-    at = quick + int(later[0]) if later.size else int(np.flatnonzero(slow)[0])
+    quick = min({*range(len(values))} - {*slow})
+    at = next((n for n in slow if n > quick), slow[0])
     if times[0] > 3 * low and waits[0] > times[0] / 2:
         at = -1  # the first step is no warm-up: it waited for data like the later slow ones
-    data_share = np.array(waits[1:])[slow].sum() / max(values[slow].sum(), 1e-9)
-    factor = float(np.median(values[slow])) / max(low, 1e-9)
-    return Jump(numbers[at + 1], factor, share, bool(data_share > 0.5))
+    long = [values[n] for n in slow]
+    data_share = sum(waits[n + 1] for n in slow) / max(sum(long), 1e-9)
+    factor = statistics.median(long) / max(low, 1e-9)
+    return Jump(numbers[at + 1], factor, share, data_share > 0.5)

@@ -7,30 +7,55 @@ nothing better is there, less than 1 only when nothing else is; 0 is a wake: wha
 """
 
 import re
-from typing import NamedTuple
+
+from engine.diagnose.logs.pieces import pieces_of
 
 
-class Rule(NamedTuple):
-    """One row: category, strength, and the pattern of a line."""
+class Rule:
+    """One row: category, strength, and the pattern of a line. A row equals itself only."""
 
-    category: str
-    strength: float
-    pattern: re.Pattern[str]
-    needs: str = ""
-    """A piece of text, digits aside, without which the pattern cannot match."""
-    lasting: bool = False
-    """True: stays a finding even if the rank went on afterwards (a skipped step, a pause)."""
+    def __init__(
+        self, category: str, strength: float, source: str, *, needs: str, lasting: bool
+    ) -> None:
+        """Make a row.
+
+        source   the pattern; case does not count
+        needs    a piece of text, digits aside, without which it cannot match
+        lasting  it stays a finding even if the rank went on afterwards (a skipped step, a pause)
+        """
+        self.category, self.strength, self.source = category, strength, source
+        self.needs, self.lasting = needs, lasting
+        self.pieces = pieces_of(source)
+        self._pattern: re.Pattern[str] | None = None
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The pattern, compiled when it is first asked: most rows never are."""
+        if self._pattern is None:
+            self._pattern = re.compile(self.source, re.IGNORECASE)
+        return self._pattern
+
+    def may_match(self, text: str, folded: str) -> bool:
+        """A quick look, blind to digits: False is certain. folded is the line's casefold."""
+        if self.needs and self.needs not in text:
+            return False
+        if not self.pieces:
+            return True
+        for piece in self.pieces:  # noqa: SIM110 - a generator costs more than the search
+            if piece in folded:
+                return True
+        return False
 
     @property
     def reads_digits(self) -> bool:
         """Whether the answer depends on digits, so that it differs between lines of one template."""
-        return re.search(r"\\d|[0-9]", re.sub(r"\{[\d,]+\}", "", self.pattern.pattern)) is not None
+        return re.search(r"\\d|[0-9]", re.sub(r"\{[\d,]+\}", "", self.source)) is not None
 
 
 def _r(
     category: str, strength: float, pattern: str, *, needs: str = "", lasting: bool = False
 ) -> Rule:
-    return Rule(category, strength, re.compile(pattern, re.IGNORECASE), needs, lasting)
+    return Rule(category, strength, pattern, needs=needs, lasting=lasting)
 
 
 def _xid(category: str, strength: int, numbers: str) -> Rule:
