@@ -83,6 +83,10 @@ def _corruption(failures: list[RankFailure]) -> Cause:
     changed = {r: m.changed_at for r, m in seen.items() if m.changed_at is not None}
     differs = {r: m.differs_at for r, m in seen.items() if m.differs_at is not None}
     places = changed or differs
+    remedy = next(f.remedy for f in failures if f.mismatch is not None)
+    if not places:  # whoever differed was lost before it could say so
+        what = f"replicas do not agree on numbers, as {len(seen)} ranks saw that are not to blame"
+        return Cause(what, remedy, RunFailed, False, is_exception=True, is_corruption=True)
     first = min(places.values())
     ranks = tuple(sorted(rank for rank, place in places.items() if place == first))
     one: Mismatch = seen[ranks[0]]
@@ -94,7 +98,6 @@ def _corruption(failures: list[RankFailure]) -> Cause:
         f"{who} computed wrong numbers, first {one.where(first)}: seen after step {one.step}, "
         f"where {one.replicas} replicas computed one micro-batch ({again})"
     )
-    remedy = next(f.remedy for f in failures if f.mismatch is not None)
     if len(wrong) > 1 and not changed:
         remedy += (
             "; if it comes at every check, nodes do not compute alike (device, libraries, "

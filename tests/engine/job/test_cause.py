@@ -62,6 +62,11 @@ def test_a_rank_that_changes_its_numbers_is_wrong_whoever_differs():
     assert "in the backward of chunk 1" in cause.what
 
 
+def test_where_whoever_differed_left_no_word_nobody_is_named():
+    cause = find_cause([], [differs(0, None), differs(3, None)])
+    assert (cause.is_corruption, cause.is_own, cause.ranks) == (True, False, ())
+
+
 def test_where_several_replicas_differ_at_once_perhaps_nodes_do_not_compute_alike():
     cause = find_cause([], [differs(rank, (1, 0)) for rank in (1, 2)])
     assert (cause.is_own, cause.ranks) == (False, (1, 2))
