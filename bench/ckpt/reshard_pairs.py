@@ -1,6 +1,6 @@
 """Save under every layout of up to eight ranks, load under every other: bitwise equal in float64.
 
-    python reshard_pairs.py [--offline] [--only N]
+    python reshard_pairs.py [--offline] [--only N] [--first N]
 
 The pieces are those of the engine itself, built rank by rank without processes: weights and both
 moments, tied embedding, ZeRO off and on, chunks in one and two rounds of the pipeline. Every
@@ -114,6 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--offline", action="store_true", help="also rewrite for each layout")
     parser.add_argument("--only", type=int, help="every Nth layout")
+    parser.add_argument("--first", type=int, default=0, help="go on with this source, from 0")
     given = parser.parse_args()
     chosen, truth = layouts()[:: given.only or 1], Truth()
     built = {layout: engines(layout) for layout in chosen}
@@ -122,7 +123,7 @@ def main() -> int:
     bad = pairs = 0
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="reshard-pairs-") as place:
-        for number, source in enumerate(chosen):
+        for number, source in enumerate(chosen[given.first :]):
             folder = Path(place) / f"{number}"
             save(folder, built[source][0], source, truth)
             unequal = 0
