@@ -20,7 +20,8 @@ _QUIET_S = 2.0
 _PATIENCE = 6.0
 """... until it is so many times late."""
 _PROOF_STEPS = 3.0
-_SECTIONS = ("eval", "sdc", "checkpoint")
+_SECTIONS = ("eval", "checkpoint")
+"""Spans as long as they need to be, while something moves in them."""
 _TALKING = frozenset(
     {"wait", "tp_comm", "recv_f", "send_f", "recv_b", "send_b", "unshard", "reduce_grad", "tied",
      "clip"}
@@ -45,19 +46,22 @@ class Hung(NamedTuple):
 class Pace:
     """The usual length of steps, validations and checkpoints of this job."""
 
-    def __init__(self, job: JobSpec, section_s: float, finish_s: float = 0.0) -> None:
-        """finish_s: how long ranks wait for the last save before they call it an error."""
-        self._job, self._section_s, self._finish_s = job, section_s, finish_s
+    def __init__(
+        self, job: JobSpec, section_s: float, finish_s: float = 0.0, *, save_s: float = 0.0
+    ) -> None:
+        """Deadlines that no step teaches.
+
+        section_s  how long nothing may move in a validation or checkpoint
+        finish_s   how long ranks wait for the last save before they call it an error
+        save_s     how long a checkpoint may take within which nothing moves
+        """
+        self._job, self._finish_s = job, finish_s
+        self._sections = {"eval": section_s, "checkpoint": max(section_s, save_s)}
         self._steps: deque[float] = deque(maxlen=_KEPT)
-        self._longest: dict[str, float] = {}
 
     def step(self, length_s: float) -> None:
         """A step ended."""
         self._steps.append(length_s)
-
-    def section(self, name: str, age_s: float) -> None:
-        """A validation or checkpoint has taken this long so far."""
-        self._longest[name] = max(self._longest.get(name, 0.0), age_s)
 
     @property
     def usual_s(self) -> float:
@@ -76,8 +80,8 @@ class Pace:
             return self._finish_s + self._job.start_s
         if outer in ("", "start") or not self.is_known:
             return self._job.start_s
-        if outer in _SECTIONS:
-            return max(self._section_s, self._job.hang_steps * self._longest.get(outer, 0.0))
+        if outer in self._sections:
+            return self._sections[outer]
         return max(self._job.hang_s, self._job.hang_steps * statistics.median(self._steps))
 
 
@@ -113,6 +117,8 @@ class HangWatch:
         late: Hung | None = None
         for (doing, health), longest in oldest.items():
             age = longest if doing else quiet_s
+            if doing.partition("/")[0] in _SECTIONS:
+                age = min(age, quiet_s)
             limit = more * self._pace.deadline_s(doing)
             if health in _DUMB and self._pace.is_known:
                 age, limit = max(age, quiet_s), self._pace.deadline_s("step")

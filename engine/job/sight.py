@@ -45,9 +45,11 @@ class Sight:
     def __init__(self, driver: "Driver") -> None:
         job = driver.recipe.job
         self.driver = driver
+        saves = driver.recipe.checkpoint
         self.pace = Pace(
-            job, driver.recipe.monitor.step_deadline_s, driver.recipe.checkpoint.deadline_s
-        )
+            job, driver.recipe.monitor.step_deadline_s, saves.deadline_s,
+            save_s=0.0 if saves.two_stage else saves.deadline_s,
+        )  # fmt: skip
         self.silence = Silence(job)
         self._spikes = Spikes(job.spike)
         self._loss: StepMetrics | None = None

@@ -74,6 +74,23 @@ def test_a_checkpoint_or_validation_is_no_step():
         assert watch.judge(beats(121.0, doing=doing), 121.0) is not None
 
 
+def test_a_validation_takes_as_long_as_it_needs_while_something_moves():
+    watch = HangWatch(learnt(), 0.0)
+    for minute in range(1, 120):
+        now = 60.0 * minute
+        assert watch.judge(beats(now, doing="eval/forward", actions=minute), now) is None
+    assert watch.judge(beats(now + 300.0, doing="eval/forward", actions=119), now + 300.0)
+
+
+def test_a_save_within_the_step_may_take_what_the_store_is_given():
+    pace = Pace(JOB, 60.0, save_s=900.0)
+    assert Pace(JOB, 60.0).deadline_s("checkpoint") == JOB.start_s, "no step was seen yet"
+    for _ in range(5):
+        pace.step(1.0)
+    assert (pace.deadline_s("checkpoint"), pace.deadline_s("eval/forward")) == (900.0, 60.0)
+    assert pace.deadline_s("sdc/forward") == pace.deadline_s("step/forward")
+
+
 def test_ranks_that_ended_do_not_hang():
     watch = HangWatch(learnt(), 0.0)
     ended = {0: RankBeat(rank=0, code=0, doing="step", age_s=99.0, health="ended")}
