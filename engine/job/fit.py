@@ -33,10 +33,18 @@ def check_machine(recipe: Recipe) -> None:
             f"layout: {show_number(world, 'rank')} {'is' if world == 1 else 'are'} needed, "
             f"this machine has room for {limit} {kind}",
             remedy="run it on the cluster, look at it here with --dry-run, or shrink it, e.g. "
-            "--set layout.tp=1 --set layout.pp=1 --set layout.vpp=1 --set layout.dp=1",
+            + " ".join(f"--set {setting}" for setting in _smallest(recipe)),
         )
     if not wants_gpu:
         _check_memory(recipe)
+
+
+def _smallest(recipe: Recipe) -> list[str]:
+    """Settings with which one rank trains it, where the recipe says otherwise for its cluster."""
+    layout = [f"layout.{degree}=1" for degree in ("tp", "pp", "vpp", "dp")]
+    job = {"nodes": 1, "spares": 0, "sdc_every": 0}
+    differ = [f"job.{key}={v}" for key, v in job.items() if getattr(recipe.job, key) != v]
+    return layout + differ
 
 
 def check_resume(recipe: Recipe, folder: Path, wish: str, *, look: bool) -> None:

@@ -1,5 +1,8 @@
 """What this machine can hold, before anything is started."""
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -8,6 +11,7 @@ from engine.errors import CheckpointError, MissingError, RecipeError
 from engine.job import fit
 from engine.job.fit import check_machine, check_resume
 from engine.spec.layout import ParallelLayout
+from engine.spec.load import load_recipe
 from engine.spec.presets import model_preset
 from engine.spec.recipe import Recipe
 from tests.engine.ckpt.state import dense, save
@@ -67,6 +71,16 @@ def test_auto_takes_gpus_where_there_are_some(monkeypatch, gpus):
             check_machine(run)
     else:
         check_machine(run)
+
+
+@pytest.mark.parametrize("name", ["175b", "530b"])
+def test_what_is_proposed_for_a_run_of_a_cluster_makes_a_run_of_one_rank(name):
+    path = Path(fit.__file__).parents[2] / "recipes" / f"{name}.toml"
+    with pytest.raises(MissingError) as caught:
+        check_machine(load_recipe(path))
+    sets = re.findall(r"--set (\S+)", caught.value.remedy)
+    small = load_recipe(path, sets)
+    assert (small.layout.world_size, small.job.nodes, small.job.spares) == (1, 1, 0)
 
 
 def test_a_processor_holds_sixteen_ranks_a_core(monkeypatch):
