@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from engine.errors import LayoutError
 from engine.plan.setup import Job, PlanLayout
 from engine.spec.check import check
+from engine.spec.job import JobSpec
 from engine.spec.load import dump_recipe
 from engine.spec.problem import RecipeProblems
 from engine.spec.recipe import (
@@ -27,6 +28,8 @@ from engine.spec.shape import cuts, legal, resolve_kind
 TRAINED: tuple[str, ...] = get_args(Precision)
 """Precisions that `msctl train` has."""
 _PIECES = 4
+_START_S, _START_NODE_S = 119.5, 0.5
+"""Longest start of a planned run: two minutes, and half a second for each further node."""
 FILE = "planned.toml"
 """The recipe's name in the script that starts it."""
 
@@ -96,8 +99,16 @@ def recipe_of(job: Job, layout: PlanLayout, base: Recipe | None, steps: int) -> 
             base.train, steps=steps, precision=job.precision, recompute=layout.recompute,
             store="redis" if across else base.train.store,
         ),
-        job=replace(base.job, nodes=base.job.nodes if same else need),
+        job=_kept_alive(base.job, layout, base.job.nodes if same else need),
         cluster=cluster,
+    )  # fmt: skip
+
+
+def _kept_alive(base: JobSpec, layout: PlanLayout, nodes: int) -> JobSpec:
+    """What the driver may do, for so many nodes: more of them take longer to meet and to load."""
+    return replace(
+        base, nodes=nodes, start_s=max(base.start_s, _START_S + _START_NODE_S * nodes),
+        sdc_every=base.sdc_every if layout.dp > 1 else 0,
     )  # fmt: skip
 
 
@@ -134,9 +145,11 @@ def _overlap(job: Job, layout: PlanLayout, base: OverlapSpec) -> OverlapSpec:
         pieces = _PIECES
     if pieces > 1 and part % pieces:
         pieces = 0
+    halves = base.tp_halves and layout.micro_batch % 2 == 0 and layout.recompute != "full"
     return replace(
-        base, tp=tp, pp=job.profile.overlap_pp, dp=job.profile.overlap_dp, tp_pieces=pieces
-    )
+        base, tp=tp or (halves and base.tp), pp=job.profile.overlap_pp, dp=job.profile.overlap_dp,
+        tp_pieces=pieces, tp_halves=halves,
+    )  # fmt: skip
 
 
 def sbatch(job: Job, layout: PlanLayout, steps: int, base: Recipe | None = None) -> str:

@@ -113,6 +113,27 @@ def test_nodes_that_a_recipe_names_stay_if_they_hold_the_layout(base, loaded):
     assert loaded(recipe(wide, PlanLayout(dp=16), 50, own)).job.nodes == 2
 
 
+def test_more_nodes_get_longer_to_start(base, loaded):
+    few, many = (
+        loaded(recipe(job("175b", gpus=gpus, batch=1536), replace(LAYOUT, dp=gpus // 64), 9, base))
+        for gpus in (128, 12288)
+    )
+    assert (few.job.nodes, few.job.start_s) == (16, 127.5)
+    assert (many.job.nodes, many.job.start_s) == (1536, 887.5)
+
+
+def test_what_a_recipe_asks_of_replicas_and_halves_goes_where_they_are_missing(base, loaded):
+    wish = msgspec.structs.replace(
+        base,
+        job=msgspec.structs.replace(base.job, sdc_every=50),
+        overlap=msgspec.structs.replace(base.overlap, tp_halves=True),
+    )
+    two = loaded(recipe(JOB, replace(LAYOUT, micro_batch=2, recompute="none"), 9, wish))
+    assert (two.job.sdc_every, two.overlap.tp_halves) == (50, True)
+    one = loaded(recipe(JOB, replace(LAYOUT, dp=1), 9, wish))
+    assert (one.job.sdc_every, one.overlap.tp_halves) == (0, False)
+
+
 def test_ranks_that_share_cores_train_on_the_cpu(root, loaded):
     laptop = load_cluster(root / "recipes" / "clusters" / "laptop.toml")
     one = replace(job("tiny", gpus=2, batch=8), cluster=laptop, precision="fp32")
