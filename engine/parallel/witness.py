@@ -15,7 +15,8 @@ from torch import Tensor
 _PIECE = 1 << 22
 """Elements that are widened at once."""
 _MIX = 0x9E3779B1
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> the whole numbers that show its bits."""
 
 
 class Note(NamedTuple):
@@ -61,7 +62,7 @@ def digest(tensor: Tensor) -> Tensor:
     Every element counts with an odd weight, so that no single flipped bit can leave the sum as it
     was: it changes it by an odd number times a power of two below 2^64.
     """
-    bits = tensor.contiguous().view(-1).view(_BITS[tensor.element_size()])
+    bits = tensor.contiguous().view(-1).view(BITS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in bits.split(_PIECE):
         weights = torch.arange(1, 2 * part.numel(), 2, device=tensor.device)

@@ -43,7 +43,8 @@ class Loop:
         self._stop = False
         self.saver = Saver(trainer.engine, self.recipe, folder, trainer.events, task)
         trainer.before_update = self.saver.settle
-        self._replicas = ReplicaCheck(self.recipe, trainer.engine)
+        compares = bool(self.recipe.job.sdc_every)
+        self._replicas = ReplicaCheck(self.recipe, trainer.engine) if compares else None
         self._micro: MicroBatch | None = None
         """One of the newest step, for comparing replicas."""
 
@@ -93,15 +94,16 @@ class Loop:
 
     def _batches(self, step: int) -> list[MicroBatch]:
         micro = _micro_batches(self.train, step, self.device.torch_device)
-        if self._replicas.every:
+        if self._replicas is not None:
             tokens, targets, samples, _ = micro[0]  # a loader may use its memory again
             self._micro = MicroBatch(tokens.clone(), targets.clone(), samples.clone(), step)
         return micro
 
     def _compare_replicas(self, done: int, *, saves: bool) -> None:
         """Look for silent data corruption when it is time to."""
-        if self._micro is not None and self._replicas.is_due(done, saves=saves):
-            self._replicas.run(done, self._micro)
+        check = self._replicas
+        if check is not None and self._micro is not None and check.is_due(done, saves=saves):
+            check.run(done, self._micro)
 
     def _evaluate(self, done: int, *, is_last: bool) -> float | None:
         """Held-out loss in nats per token, when it is due."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.events.writer import EventWriter
 from engine.parallel.tensor import ParallelNorm
+from engine.parallel.witness import BITS
 from engine.spec.recipe import Recipe
 from engine.train.build import Engine
 from engine.train.drill import Fault, parse_fault
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 _ROOM_BYTES = 64 << 20
 _FOREVER_S = 1_000_000
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
 """Bits of the mantissa by type."""
 
@@ -142,7 +142,7 @@ def compute_wrong(engine: Engine, *, once: bool = False) -> None:
 
 def _flip(out: Tensor) -> None:
     """Flip a bit of the first number's mantissa, in place."""
-    bits = out.detach().view(-1).view(_BITS[out.element_size()])
+    bits = out.detach().view(-1).view(BITS[out.element_size()])
     bits[0] ^= 1 << (_MANTISSA[out.dtype] - 2)
 
 

@@ -53,7 +53,7 @@ class ReplicaCheck:
 
     def is_due(self, done: int, *, saves: bool) -> bool:
         """Whether to check after `done` updates: every so often, and before every save."""
-        return bool(self.every) and self._passed != done and (saves or done % self.every == 0)
+        return self._passed != done and (saves or done % self.every == 0)
 
     def run(self, done: int, micro: MicroBatch) -> None:
         """Compare; raises Corrupted on every rank if any two replicas differ.

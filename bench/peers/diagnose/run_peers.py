@@ -1,13 +1,17 @@
 """Run the anchors and msctl on the same dumps and traces, and print answers and seconds.
 
 python bench/peers/diagnose/run_peers.py [--fr DIR] [--jobs DIR] [--logs DIR] [--traces DIR ...]
-    [--hta PYTHON] [--nvrx PYTHON --nvrx-source DIR]
+    [--hta PYTHON] [--nvrx PYTHON --nvrx-source DIR] [--rounds N]
+
+With rounds every tool answers so often, in turn, and medians are printed. Compare compiled files: a
+Python in which msctl is installed, not the source tree, and the others after `compileall`.
 """
 
 import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -47,7 +51,8 @@ def timed(command: list[str], **variables: str) -> tuple[str, float]:
 
 
 def msctl(*arguments: str) -> tuple[str, float]:
-    text, seconds = timed([sys.executable, "-m", "msctl", "diagnose", *arguments, "--json"])
+    command = Path(sys.executable).with_name("msctl")
+    text, seconds = timed([str(command), "diagnose", *arguments, "--json"])
     try:
         verdict = json.loads(text)["verdict"]
         return f"{verdict['category'] or verdict['state']} {verdict['ranks']}", seconds
@@ -95,8 +100,21 @@ def compare_logs(cases: Path, python: str | None, source: Path | None) -> None:
     show("log cases", "NVRx L0", (found if lines else text.strip()[-100:], seconds))
 
 
+SECONDS: dict[tuple[str, str], list[float]] = {}
+"""Of every case and tool, each round."""
+
+
 def show(case: str, tool: str, answer: tuple[str, float]) -> None:
-    print(f"{case:24s} {tool:14s} {answer[1]:6.2f} s  {answer[0]}", flush=True)
+    SECONDS.setdefault((case, tool), []).append(answer[1])
+    print(f"{case:24s} {tool:14s} {answer[1]:6.3f} s  {answer[0]}", flush=True)
+
+
+def medians() -> None:
+    """Of all rounds."""
+    print("\nmedians")
+    for (case, tool), seconds in SECONDS.items():
+        middle = statistics.median(seconds)
+        print(f"{case:24s} {tool:14s} {middle:6.3f} s ({len(seconds)} rounds)")
 
 
 def copied(folder: Path, pattern: str) -> Path:
@@ -116,7 +134,16 @@ def main() -> None:
     parser.add_argument("--hta", help="a Python that has HolisticTraceAnalysis")
     parser.add_argument("--nvrx", help="a Python that has what nvidia-resiliency-ext needs")
     parser.add_argument("--nvrx-source", type=Path, help="the `src` folder of its repository")
+    parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
+    for _ in range(given.rounds):
+        one_round(given)
+    if given.rounds > 1:
+        medians()
+
+
+def one_round(given: argparse.Namespace) -> None:
+    """Every tool on every input once."""
     if given.fr is not None:
         for folder in sorted(p for p in given.fr.iterdir() if p.is_dir()):
             show(folder.name, "msctl", msctl("--fr", str(folder)))
