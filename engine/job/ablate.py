@@ -62,17 +62,16 @@ def rungs_of(recipe: Recipe) -> tuple[Rung, ...]:
     layout, model = recipe.layout, recipe.model
     base = (
         "model.block=serial", "model.window=0", "overlap.tp=false", "overlap.pp=false",
-        "overlap.dp=false", "overlap.tp_pieces=1", "train.ops=reference",
+        "overlap.dp=false", "overlap.tp_pieces=1", "overlap.tp_halves=false",
+        "train.ops=reference",
     )  # fmt: skip
     ladder = [Rung(name="baseline", sets=base)]
     window = max(1, model.seq * 3 // 8)
     ladder.append(Rung(name="+ parallel block", sets=("model.block=parallel",)))
     ladder.append(Rung(name="+ sliding window", sets=(f"model.window={window}",)))
-    own = recipe.overlap.tp_pieces
-    pieces = own if own > 1 else pieces_of(recipe, cut=True)
-    if pieces > 1 and layout.tp > 1 and layout.sequence_parallel:
-        tp_sets = (f"overlap.tp_pieces={pieces}", "overlap.tp=true")
-        ladder.append(Rung(name="+ TP overlap", sets=tp_sets))
+    hidden = _tp_overlap(recipe)
+    if hidden:
+        ladder.append(Rung(name="+ TP overlap", sets=(*hidden, "overlap.tp=true")))
     if layout.pp > 1:
         ladder.append(Rung(name="+ PP overlap", sets=("overlap.pp=true",)))
     if layout.dp > 1:
@@ -81,6 +80,21 @@ def rungs_of(recipe: Recipe) -> tuple[Rung, ...]:
     batch = f"batch.global_batch={3 * recipe.batch.global_batch}"
     ladder.append(Rung(name="+ LAMB, batch x3", sets=("optimizer.name=lamb", batch)))
     return tuple(ladder)
+
+
+def _tp_overlap(recipe: Recipe) -> tuple[str, ...]:
+    """How this recipe can hide tensor-parallel traffic: its own way, pieces, or else halves."""
+    layout, wish = recipe.layout, recipe.overlap
+    if layout.tp == 1:
+        return ()
+    pieces = wish.tp_pieces if wish.tp_pieces > 1 else pieces_of(recipe, cut=True)
+    if not layout.sequence_parallel or wish.tp_halves:
+        pieces = 1
+    if pieces > 1:
+        return (f"overlap.tp_pieces={pieces}",)
+    if recipe.batch.micro_batch % 2 or recipe.train.recompute == "full":
+        return ()
+    return ("overlap.tp_halves=true",)
 
 
 def ablate(

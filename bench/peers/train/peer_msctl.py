@@ -21,7 +21,7 @@ from engine.spec.layout import ParallelLayout
 from engine.spec.model import ModelSpec
 from engine.spec.recipe import BatchSpec, OptimSpec, OverlapSpec, Recipe, ScheduleSpec, TrainSpec
 from engine.train.build import build_engine, step_program
-from engine.train.trainer import Trainer
+from engine.train.trainer import Batches, Trainer
 
 
 def recipe_of(a: argparse.Namespace, w: Workload) -> Recipe:
@@ -47,7 +47,7 @@ def recipe_of(a: argparse.Namespace, w: Workload) -> Recipe:
     )  # fmt: skip
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     ap = argparse.ArgumentParser()
     Workload.add_args(ap)
     for axis in ("tp", "pp", "vpp", "dp"):
@@ -60,21 +60,28 @@ def main() -> None:
     ap.add_argument("--tp-halves", action="store_true")
     ap.add_argument("--no-sp", action="store_true")
     ap.add_argument("--no-overlap", action="store_true")
-    a = ap.parse_args()
-    w = Workload.from_args(a)
-    torch.set_num_threads(1)
-    rank = int(os.environ.get("RANK", 0))
-    recipe = recipe_of(a, w)
-    layout = recipe.layout
+    return ap
+
+
+def join(rank: int, world: int) -> None:
+    """Meet the other ranks, as torchrun and overlap_netns.sh start them."""
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     meet = Rendezvous(host, int(os.environ.get("MASTER_PORT", 29500)) + 1)
-    start_world(rank, layout.world_size, meet, backend="gloo", timeout_s=120)
+    start_world(rank, world, meet, backend="gloo", timeout_s=120)
+
+
+def trainer_of(recipe: Recipe, rank: int) -> Trainer:
+    """The engine for a recipe, with process groups of its own."""
     program = step_program(recipe)
     last = program.stage_of(program.chunks - 1)
-    mesh = build_mesh(layout, rank, backend="gloo", timeout_s=120, last_stage=last)
+    mesh = build_mesh(recipe.layout, rank, backend="gloo", timeout_s=120, last_stage=last)
     events = EventWriter(None, rank)
-    trainer = Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
-    generator = torch.Generator().manual_seed(1000 + layout.coord(rank).dp)
+    return Trainer(recipe, build_engine(recipe, mesh, CpuDevice(), events), events)
+
+
+def batches_of(w: Workload, replica: int) -> Batches:
+    """Random tokens, the same for every system's layout of one replica."""
+    generator = torch.Generator().manual_seed(1000 + replica)
 
     def batches(step: int) -> list[MicroBatch]:
         made = []
@@ -83,6 +90,19 @@ def main() -> None:
             made.append(MicroBatch(x[:-1].contiguous(), x[1:].contiguous(), x[0], step))
         return made
 
+    return batches
+
+
+def main() -> None:
+    a = parser().parse_args()
+    w = Workload.from_args(a)
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", 0))
+    recipe = recipe_of(a, w)
+    layout = recipe.layout
+    join(rank, layout.world_size)
+    trainer = trainer_of(recipe, rank)
+    batches = batches_of(w, layout.coord(rank).dp)
     clock, losses = Clock(), []
     for step in range(w.steps):
         with clock:

@@ -25,7 +25,7 @@ def test_the_ladder_has_the_papers_order():
     ("sets", "absent"),
     [
         (["layout.tp=1"], "+ TP overlap"),
-        (["layout.sequence_parallel=false"], "+ TP overlap"),
+        (["layout.sequence_parallel=false", "batch.micro_batch=1"], "+ TP overlap"),
         (["layout.pp=1"], "+ PP overlap"),
         (["layout.dp=1"], "+ DP overlap"),
     ],
@@ -44,9 +44,23 @@ def test_the_recipes_own_number_of_pieces_is_kept():
     assert "overlap.tp_pieces=4" in sets(), "without a cluster"
 
 
-def test_every_rung_is_a_recipe_that_loads():
-    path, so_far = ROOT / "recipes" / "tiny.toml", []
-    for rung in rungs_of(load_recipe(path)):
+@pytest.mark.parametrize(
+    "wish",
+    [("layout.sequence_parallel=false", "overlap.tp=false"), ("overlap.tp_halves=true",)],
+)
+def test_halves_hide_where_pieces_cannot_or_the_recipe_asks_for_them(wish):
+    recipe = load_recipe(ROOT / "recipes" / "tiny.toml", ["batch.micro_batch=2", *wish])
+    rungs = {rung.name: rung.sets for rung in rungs_of(recipe)}
+    assert rungs["+ TP overlap"] == ("overlap.tp_halves=true", "overlap.tp=true")
+    assert "overlap.tp_halves=false" in rungs["baseline"]
+
+
+@pytest.mark.parametrize(
+    "sets", [(), ("layout.sequence_parallel=false", "overlap.tp=false", "batch.micro_batch=2")]
+)
+def test_every_rung_is_a_recipe_that_loads(sets):
+    path, so_far = ROOT / "recipes" / "tiny.toml", list(sets)
+    for rung in rungs_of(load_recipe(path, so_far)):
         so_far += rung.sets
         load_recipe(path, so_far)
 
