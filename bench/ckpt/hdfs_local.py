@@ -30,7 +30,7 @@ KEEP = (
     "jackson-core-asl", "jackson-mapper-asl", "jackson-jaxrs", "jackson-xc", "javax.servlet-api",
     "jetty-", "jsp-api", "leveldbjni", "jcl-over", "apacheds", "api-", "curator-", "zookeeper",
     "gson-", "avro-1", "jsr305", "paranamer", "snappy-java", "httpc", "jaxb-", "stax-api",
-    "activation-",
+    "activation-", "javax.ws.rs-api",
 )  # fmt: skip
 NODES = {
     "namenode": "org.apache.hadoop.hdfs.server.namenode.NameNode",

@@ -46,11 +46,3 @@ def watched(views: Iterable[memoryview], digests: ChunkDigests) -> Iterator[memo
     for view in views:
         digests.update(view)
         yield view
-
-
-def digest_of(views: Iterable[memoryview]) -> str:
-    """The digest of one chunk given in parts."""
-    state = xxhash.xxh3_128()
-    for view in views:
-        state.update(view)
-    return state.hexdigest()

@@ -18,6 +18,8 @@ from engine.errors import CheckpointError, EngineError, MissingError
 
 _IOV_MAX = 512
 _GRAIN = 4096
+_CACHED = 512 << 10
+"""Bytes read before somebody looks at them; half of a core's second-level cache or less."""
 BLOCK = 16 << 20
 """Bytes of one write of an image."""
 
@@ -54,8 +56,17 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
-        """Scatter a byte range into the views with as few calls as possible."""
+    def read(
+        self,
+        name: str,
+        offset: int,
+        views: Sequence[memoryview],
+        passed: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """Scatter a byte range into the views, with as few calls as `passed` allows.
+
+        What `passed` sees is then still in a core's own cache: a digest costs half as much.
+        """
         try:
             fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
@@ -64,9 +75,13 @@ class LocalStore:
         rest = [view for view in views if len(view)]
         try:
             while rest:
-                got = os.preadv(fd, rest[:_IOV_MAX], at)
+                batch = _head(rest, _CACHED) if passed else rest[:_IOV_MAX]
+                got = os.preadv(fd, batch, at)
                 if got == 0:
                     raise short_read(self.url, name, offset, wanted, at - offset)
+                if passed:
+                    for view in _head(batch, got):
+                        passed(view)
                 at += got
                 rest = _advance(rest, got)
         except OSError as error:
@@ -257,6 +272,17 @@ def _sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _head(views: list[memoryview], count: int) -> list[memoryview]:
+    """The first `count` bytes of the views, or those of the first that one call can fill."""
+    head = []
+    for view in views[:_IOV_MAX]:
+        head.append(view[:count])
+        count -= len(head[-1])
+        if count == 0:
+            break
+    return head
 
 
 def _advance(views: list[memoryview], count: int) -> list[memoryview]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.ckpt.digest import digest_of
+from engine.ckpt.digest import ChunkDigests
 from engine.ckpt.geometry import Ints, Region, overlap
 from engine.ckpt.manifest import ITEM_BYTES, FileEntry, Manifest
 from engine.ckpt.store import Store
@@ -186,18 +186,30 @@ def _touched(copies: Copies, size: int) -> list[int]:
 def _read_chunk(store: Store, folder: str, manifest: Manifest, job: Job) -> int:
     lo = job.chunk * job.file.chunk_bytes
     size = min(job.file.chunk_bytes, job.file.bytes - lo)
-    name = f"{folder}/{job.file.name}"
     if sum(last - first for _, first, last in job.parts) > PARTS_LIMIT:
         whole = np.empty(size, np.uint8)
-        views = [whole.data]
-        store.read(name, lo, views)
-        _check(store, manifest, job, views, folder)
+        _read_verified(store, folder, manifest, job, [whole.data])
         _scatter(whole, lo, job)
-        return size
-    views = _views(job, lo, size)
-    store.read(name, lo, views)
-    _check(store, manifest, job, views, folder)
+    else:
+        _read_verified(store, folder, manifest, job, _views(job, lo, size))
     return size
+
+
+def _read_verified(
+    store: Store, folder: str, manifest: Manifest, job: Job, views: Sequence[memoryview]
+) -> None:
+    """Fill the views with a chunk; CheckpointError if its digest is another."""
+    digests = ChunkDigests(job.file.chunk_bytes)
+    offset = job.chunk * job.file.chunk_bytes
+    store.read(f"{folder}/{job.file.name}", offset, views, digests.update)
+    if digests.finish() == job.file.digest(job.chunk):
+        return
+    names = ", ".join(tensors_in(manifest, job.file, job.chunk)[:4])
+    raise CheckpointError(
+        f"{store.url}/{folder}/{job.file.name}: chunk {job.chunk} (bytes from {offset}) is "
+        f"damaged; it holds {names}",
+        remedy="resume from an older checkpoint; `msctl ckpt verify` shows all damage of this one",
+    )
 
 
 def _views(job: Job, lo: int, size: int) -> list[memoryview]:
@@ -238,19 +250,6 @@ def _scatter(chunk: Bytes, lo: int, job: Job) -> None:
         else:
             inside = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
             copies.out[np.repeat(to, length) + inside] = chunk[np.repeat(at - lo, length) + inside]
-
-
-def _check(
-    store: Store, manifest: Manifest, job: Job, views: Sequence[memoryview], folder: str
-) -> None:
-    if digest_of(views) == job.file.digest(job.chunk):
-        return
-    names = ", ".join(tensors_in(manifest, job.file, job.chunk)[:4])
-    raise CheckpointError(
-        f"{store.url}/{folder}/{job.file.name}: chunk {job.chunk} (bytes from "
-        f"{job.chunk * job.file.chunk_bytes}) is damaged; it holds {names}",
-        remedy="resume from an older checkpoint; `msctl ckpt verify` shows all damage of this one",
-    )
 
 
 def tensors_in(manifest: Manifest, file: FileEntry, chunk: int) -> list[str]:

@@ -48,8 +48,17 @@ class Store(Protocol):
     def files(self, folder: str) -> list[Found]:
         """Files directly in a folder; empty if there is no such folder."""
 
-    def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
-        """Fill the views, one after the other, from `offset`; CheckpointError on a short file."""
+    def read(
+        self,
+        name: str,
+        offset: int,
+        views: Sequence[memoryview],
+        passed: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """Fill the views, one after the other, from `offset`; CheckpointError on a short file.
+
+        `passed` sees all bytes in their order, as soon as they have come.
+        """
 
     def get(self, name: str, limit: int) -> bytes | None:
         """A whole small file, None if absent; raises CheckpointError if longer than `limit`."""

@@ -68,7 +68,13 @@ class UrlStore:
         ]
         return sorted(Found(_base(e), int(e["size"] or 0), _changed(e)) for e in entries)
 
-    def read(self, name: str, offset: int, views: Sequence[memoryview]) -> None:
+    def read(
+        self,
+        name: str,
+        offset: int,
+        views: Sequence[memoryview],
+        passed: Callable[[memoryview], object] | None = None,
+    ) -> None:
         """One ranged read, then copies into the views."""
         wanted = sum(len(view) for view in views)
         try:
@@ -81,6 +87,8 @@ class UrlStore:
         for view in views:
             view[:] = data[at : at + len(view)]
             at += len(view)
+            if passed:
+                passed(view)
 
     def get(self, name: str, limit: int) -> bytes | None:
         """A small object whole."""

@@ -14,7 +14,7 @@ from threading import local
 import numpy as np
 
 from engine.ckpt.catalog import find, missing_files, read_manifest
-from engine.ckpt.digest import digest_of
+from engine.ckpt.digest import ChunkDigests
 from engine.ckpt.manifest import COMMITTED, FileEntry, Manifest
 from engine.ckpt.reading import tensors_in
 from engine.ckpt.safefile import header_length, parse_header
@@ -110,14 +110,16 @@ def _contents(
         buffer = getattr(scratch, "buffer", None)
         if buffer is None or len(buffer) < size:
             buffer = scratch.buffer = np.empty(entry.chunk_bytes, np.uint8)
+        digests, views = ChunkDigests(entry.chunk_bytes), [buffer.data[:size]]
         try:
-            store.read(f"{folder}/{entry.name}", chunk * entry.chunk_bytes, [buffer.data[:size]])
+            name = f"{folder}/{entry.name}"
+            store.read(name, chunk * entry.chunk_bytes, views, digests.update)
         except CheckpointError as error:
             return Damage(file=entry.name, chunk=chunk, what=error.what)
         if progress:
             done[0] += size
             progress(done[0], total)
-        if digest_of([buffer.data[:size]]) != entry.digest(chunk):
+        if digests.finish() != entry.digest(chunk):
             hit = tuple(tensors_in(manifest, entry, chunk))
             return Damage(file=entry.name, chunk=chunk, what="digest differs", tensors=hit)
         return _header_fault(store, folder, manifest, entry) if chunk == 0 else None

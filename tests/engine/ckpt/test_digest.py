@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ckpt.digest import ChunkDigests, digest_of, watched
+from engine.ckpt.digest import ChunkDigests, watched
 
 
 def of_slices(data, size):
@@ -37,8 +37,3 @@ def test_watched_views_pass_unchanged():
     digests = ChunkDigests(4)
     assert list(watched(iter(views), digests)) == views
     assert digests.finish() == of_slices(b"abcde", 4)
-
-
-def test_a_chunk_in_parts_and_the_empty_one():
-    assert digest_of([memoryview(b"ab"), memoryview(b"c")]) == xxhash.xxh3_128_hexdigest(b"abc")
-    assert digest_of([]) == "99aa06d3014798d86001c324468d497f"  # XXH3-128 of nothing, by its author

@@ -1,6 +1,7 @@
 """Local files: order of durability, many views, full disks, and things that are no files."""
 
 import errno
+import itertools
 import mmap
 import os
 from pathlib import Path
@@ -82,13 +83,27 @@ def test_more_views_than_one_call_takes(store):
     assert into == data
 
 
+@pytest.mark.parametrize("cuts", [(), (1,), (700_000, 700_001), (512 << 10, 1 << 20)])
+def test_somebody_who_looks_on_sees_every_byte_once_and_soon(store, cuts):
+    data = os.urandom(1_500_000)
+    store.put("s/f", [memoryview(data)])
+    into, seen = bytearray(len(data)), []
+    ends = [0, *cuts, len(data)]
+    parts = [memoryview(into)[a:b] for a, b in itertools.pairwise(ends)]
+    store.read("s/f", 0, parts, lambda view: seen.append(bytes(view)))
+    assert into == data == b"".join(seen)
+    assert max(map(len, seen)) <= 512 << 10, "small enough to be still in a core's cache"
+
+
 def test_short_reads_go_on_where_they_stopped(store, monkeypatch):
     store.put("s/f", [memoryview(b"0123456789")])
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, views, at: real(fd, [views[0][:2]], at))
     into = [bytearray(3), bytearray(1), bytearray(5)]
-    store.read("s/f", 1, [memoryview(part) for part in into])
+    seen = []
+    store.read("s/f", 1, [memoryview(part) for part in into], lambda view: seen.append(bytes(view)))
     assert into == [b"123", b"4", b"56789"]
+    assert seen == [b"12", b"3", b"4", b"56", b"78", b"9"]
 
 
 def test_short_writes_go_on_where_they_stopped(store, monkeypatch, tmp_path):

@@ -28,10 +28,10 @@ class CountingStore:
     def __getattr__(self, name):
         return getattr(self.store, name)
 
-    def read(self, name, offset, views):
+    def read(self, name, offset, views, passed=None):
         with self.lock:
             self.bytes += sum(len(view) for view in views)
-        self.store.read(name, offset, views)
+        self.store.read(name, offset, views, passed)
 
 
 class Group:

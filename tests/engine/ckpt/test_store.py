@@ -33,8 +33,10 @@ def test_what_is_put_is_listed_and_read_back(store):
     assert [(f.name, f.bytes) for f in store.files("a")] == [("one", 0)]
     assert store.files("b")[0].changed_s > 1.6e9
     into = [bytearray(2), bytearray(0), bytearray(3)]
-    store.read("b/two", 1, [memoryview(part) for part in into])
+    seen = bytearray()
+    store.read("b/two", 1, [memoryview(part) for part in into], seen.extend)
     assert into == [b"12", b"", b"345"]
+    assert seen == b"12345", "whoever looks on sees the bytes in their order"
 
 
 def test_a_file_that_ends_too_early_is_truncated_not_padded(store):
