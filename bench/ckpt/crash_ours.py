@@ -34,6 +34,7 @@ from engine.ckpt.arena import Spool
 from engine.ckpt.catalog import catalog
 from engine.ckpt.flush import Flusher
 from engine.ckpt.prune import Retention, plan_prune, prune
+from engine.ckpt.store import open_store
 from engine.errors import EngineError
 
 COLUMNS = 64
@@ -127,6 +128,8 @@ def check(role: str, folder: Path, said: Path) -> tuple[bool, str]:
         prune(root, plan_prune(root, Retention(last=len(steps)), now_s=later))
         left = {info.state for info in catalog(root)}
         assert left == {"committed"}, f"prune leaves {left}"
+        drafts = open_store(root).uploads()
+        assert not drafts, f"prune leaves {drafts}"
         assert judge(root, must | {9}, COLUMNS) == steps, "prune took a valid one"
     except (AssertionError, EngineError, OSError) as error:
         return False, str(error)[:200]

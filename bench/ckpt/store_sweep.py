@@ -94,6 +94,8 @@ def one_point(role: str, fault: str, at: int, base: str) -> tuple[bool, str]:
             prune(root, plan_prune(root, Retention(last=9), now_s=later))
             left = {info.state for info in catalog(root)}
             assert left == {"committed"}, f"prune leaves {left}"
+            unfinished = open_store(root).uploads()
+            assert not unfinished, f"prune leaves {unfinished}"
         except (AssertionError, EngineError) as error:
             wrong = f"{role} {fault} {at}: {error}"[:200]
         return store.count > at, wrong

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from engine.ckpt.store import DRAFT, Upload, drafts
 from engine.ckpt.url_store import BLOCK, PACKAGES, UrlStore
 from engine.errors import MissingError
 
@@ -40,7 +41,7 @@ class HdfsStore(UrlStore):
     def create(self, name: str, data: bytes) -> bool:
         """Write a draft, then give it the name: whole, or not at all if the name is taken."""
         path = self._path(name)
-        draft = f"{path}.{os.urandom(6).hex()}.draft"
+        draft = f"{path}.{os.urandom(6).hex()}.{DRAFT}"
         try:
             if self._fs.exists(path):
                 return False
@@ -56,6 +57,14 @@ class HdfsStore(UrlStore):
             with contextlib.suppress(Exception):
                 self._fs.rm_file(draft)
             raise self._failed(name, error) from error
+
+    def uploads(self) -> list[Upload]:
+        """Drafts."""
+        return drafts(self)
+
+    def abort(self, upload: Upload) -> None:
+        """Delete a draft."""
+        self.remove([upload.name])
 
     def _write(self, path: str, views: Iterable[memoryview]) -> None:
         file: Any = self._fs.open(path, "wb")

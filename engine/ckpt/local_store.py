@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from engine.ckpt.store import Found, Upload, short_read
+from engine.ckpt.store import DRAFT, Found, Upload, drafts, short_read
 from engine.errors import CheckpointError, EngineError, MissingError
 
 _IOV_MAX = 512
@@ -150,7 +150,7 @@ class LocalStore:
     def create(self, name: str, data: bytes) -> bool:
         """Write a draft, then link it: the name appears with its whole content or not at all."""
         path = self.root / name
-        draft = path.with_name(f"{path.name}.{os.urandom(6).hex()}.draft")
+        draft = path.with_name(f"{path.name}.{os.urandom(6).hex()}.{DRAFT}")
         self.put(f"{Path(name).parent}/{draft.name}", [memoryview(data)])
         try:
             try:
@@ -158,7 +158,7 @@ class LocalStore:
                 made = True
             except FileExistsError:
                 made = False
-            os.unlink(draft)
+            draft.unlink(missing_ok=True)  # prune may have taken it
             _sync_folder(path.parent)
         except OSError as error:
             raise self._unwritable(name, error) from error
@@ -194,11 +194,12 @@ class LocalStore:
             raise self._failed(folder, error) from error
 
     def uploads(self) -> list[Upload]:
-        """None: an unfinished file is listed like any other."""
-        return []
+        """Drafts."""
+        return drafts(self)
 
     def abort(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Unlink a draft."""
+        self.remove([upload.name])
 
     def _make_folder(self, path: Path) -> None:
         made = []

@@ -26,7 +26,7 @@ from engine.ckpt.catalog import (
     step_folders,
 )
 from engine.ckpt.manifest import COMMITTED
-from engine.ckpt.store import Store, Upload, open_store
+from engine.ckpt.store import DRAFT, Store, Upload, open_store
 from engine.errors import EngineError
 from engine.spec.base import NonNegative, Noun, Size
 
@@ -54,7 +54,7 @@ class Decision(Noun, frozen=True, kw_only=True):
     action: Literal["keep", "remove"]
     why: str
     upload: str = ""
-    """Id of an unfinished upload, if it is one and not a folder; `name` is then `folder/file`."""
+    """Id of an unfinished write, if it is one and not a folder; `name` is then `folder/file`."""
 
 
 def plan_prune(
@@ -166,7 +166,10 @@ def _decide(
 def _decide_uploads(
     store: Store, folders: Sequence[Decision], grace_s: float, now: float
 ) -> list[Decision]:
-    """Unfinished uploads go with their folder, or when nobody can be writing them any more."""
+    """Unfinished writes go with their folder, or when nobody can be at them any more.
+
+    A draft may be of a marker that a whole checkpoint is being given: only its age counts.
+    """
     known = {decision.name: decision for decision in folders}
     found = []
     for upload in store.uploads():
@@ -176,7 +179,7 @@ def _decide_uploads(
             continue  # not one of our names: somebody else's
         action: Literal["keep", "remove"] = "keep"
         why = "being written, or its writer died less than the grace period ago"
-        if owner and owner.state == "committed":
+        if owner and owner.state == "committed" and upload.id != DRAFT:
             action, why = "remove", "its checkpoint was committed without it"
         elif (owner and owner.action == "remove") or now - upload.started_s > grace_s:
             action, why = "remove", f"begun {(now - upload.started_s) / 3600:.1f} h ago, never done"

@@ -24,12 +24,20 @@ class Found(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """An object that somebody began to write and that no listing of files shows."""
+    """A write that somebody began: an upload that no listing shows, or a file that lacks its name.
+
+    `started_s` is when it began, for a draft when it was last written to.
+    """
 
     name: str
     """`folder/file`, as in Store."""
     id: str
+    """The store's own; DRAFT for a draft."""
     started_s: float
+
+
+DRAFT = "draft"
+"""Ending of a file that waits for its name, and the id of such an Upload."""
 
 
 class Store(Protocol):
@@ -84,10 +92,20 @@ class Store(Protocol):
         """Delete a folder and the files in it; no error if it is gone already."""
 
     def uploads(self) -> list[Upload]:
-        """Writes that were begun and not completed, where a store keeps such; they cost space."""
+        """Writes that were begun and not completed, where a store keeps such."""
 
     def abort(self, upload: Upload) -> None:
         """Give up an unfinished write; no error if it is gone already."""
+
+
+def drafts(store: Store) -> list[Upload]:
+    """What a writer leaves that dies between its draft and the draft's name."""
+    return [
+        Upload(f"{folder}/{found.name}", DRAFT, found.changed_s)
+        for folder in store.folders()
+        for found in store.files(folder)
+        if found.name.endswith(f".{DRAFT}")
+    ]
 
 
 def open_store(where: str | Path) -> Store:

@@ -249,7 +249,9 @@ def prune(
     decisions = plan_prune(run, rules)
     ui.result(decisions, show_decisions)
     if yes:
-        ui.note(f"deleted {len(carry_out(run, decisions))} folders and uploads under {run}")
+        ui.note(
+            f"deleted {len(carry_out(run, decisions))} folders and unfinished writes under {run}"
+        )
     elif any(decision.action == "remove" for decision in decisions):
         ui.hint("add --yes to delete what is marked remove")
 

@@ -5,6 +5,8 @@ import threading
 import torch
 
 from engine.ckpt.catalog import catalog
+from engine.ckpt.hdfs_store import HdfsStore
+from engine.ckpt.local_store import LocalStore
 from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.store import open_store
 from engine.ckpt.verify import verify
@@ -12,6 +14,8 @@ from engine.errors import CheckpointError
 from tests.engine.ckpt.state import dense, pieces_of
 
 CHANGES = ("put", "put_image", "create", "settle", "remove", "remove_folder", "abort")
+DRAFTING = (LocalStore, HdfsStore)
+"""Stores in which a name is made in two steps."""
 FAULTS = ("before", "after", "half", "error", "lie")
 
 
@@ -56,6 +60,8 @@ class FaultyStore:
         if self.fault == "half" and name == "put":
             data = b"".join(bytes(view) for view in args[1])
             real(args[0], [memoryview(data[: len(data) // 2])])
+        if self.fault == "half" and name == "create" and isinstance(self.store, DRAFTING):
+            self.store.put(f"{args[0]}.0123456789ab.draft", [memoryview(args[1])])
         if self.fault == "half" and name == "put_image":
             real(args[0], args[1], args[2] // 2, lambda view: None)
         self.dead = True

@@ -105,6 +105,16 @@ def test_a_create_that_fails_leaves_no_draft(store, monkeypatch):
     assert store.files("s") == []
 
 
+def test_a_draft_whose_writer_died_is_listed_and_removed(store):
+    name = "s/f.0123456789ab.draft"
+    store.put(name, [memoryview(b"x")])
+    (draft,) = store.uploads()
+    assert draft.name == name
+    store.abort(draft)
+    store.abort(draft)
+    assert store.files("s") == store.uploads() == []
+
+
 def test_a_servers_stack_is_not_shown(store, monkeypatch):
     monkeypatch.setattr(Writer, "hsync", lambda self: [self.close(), self.close()])
     with pytest.raises(CheckpointError) as caught:

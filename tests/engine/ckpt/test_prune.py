@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -53,6 +54,23 @@ def test_the_last_valid_one_stays_when_the_newer_are_damaged(saved):
     decisions = {d.step: d for d in plan_prune(saved, Retention(last=1))}
     assert decisions[10].why == "the newest valid one is never removed"
     assert {d.action for d in decisions.values()} == {"keep"}
+
+
+def test_a_dead_writers_draft_goes_when_its_grace_period_is_over(saved):
+    folder, other = saved / "step-00000040", saved / "step-00000041"
+    for place in (folder, saved / "notes", other):
+        place.mkdir(exist_ok=True)
+        (place / "COMMITTED.0123456789ab.draft").write_bytes(b"{}")
+    (other / "ATTEMPT").write_bytes(b"{}")
+    here = "step-00000040/COMMITTED.0123456789ab.draft"
+    now = {d.name: d.action for d in plan_prune(saved, Retention(last=4))}
+    assert now[here] == now["step-00000041"] == "keep"
+    later = plan_prune(saved, Retention(last=4), now_s=time.time() + 1e6)
+    removed = prune(saved, later)
+    assert {here, "step-00000041"} <= set(removed)
+    assert [info.state for info in catalog(saved)] == ["committed"] * 4
+    assert [d.name for d in open_store(saved).uploads()] == ["notes/COMMITTED.0123456789ab.draft"]
+    assert not (folder / "COMMITTED.0123456789ab.draft").exists()
 
 
 def test_nothing_goes_if_what_should_stay_broke_after_planning(saved):

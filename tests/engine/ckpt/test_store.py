@@ -88,7 +88,9 @@ def test_an_image_is_cut_to_its_size_and_passes_once(store, size):
     assert store.get("a/i", 1 << 20) == memory[:size]
 
 
-def test_unfinished_writes_are_files_here(store):
+def test_a_finished_write_is_no_upload(store):
+    store.put("a/f", views(b"abc"))
+    store.create("a/g", b"abc")
     assert store.uploads() == []
 
 
