@@ -29,7 +29,7 @@ def training(root: str, server: Any, node: str) -> dict[str, Any]:
         folder = Path(scratch) / "run"
         log = Path(scratch) / "log"
         settings = [*SETTINGS, f"checkpoint.path={root}", f"checkpoint.deadline_s={DEADLINE_S}",
-                    "train.steps=2000"]  # fmt: skip
+                    "train.steps=100000"]  # fmt: skip
         command = [sys.executable, "-m", "msctl", "train", str(ROOT / "recipes" / "tiny.toml"),
                    "--run", str(folder)]  # fmt: skip
         for setting in settings:
@@ -48,7 +48,7 @@ def training(root: str, server: Any, node: str) -> dict[str, Any]:
 def _watch(
     root: str, server: Any, node: str, process: Any, log: Path, folder: Path
 ) -> dict[str, Any]:
-    _until(lambda: len(_committed(root)) >= 3, 180, log)
+    _until(lambda: max(_committed(root), default=0) >= 75, 180, log)
     server.send(node, signal.SIGSTOP)
     begin, frozen_at = time.monotonic(), _steps(folder)
     time.sleep(FROZEN_S)

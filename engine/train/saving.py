@@ -40,6 +40,7 @@ from engine.errors import CheckpointError, EngineError, MissingError
 from engine.events.writer import EventWriter
 from engine.spec.load import dump_recipe
 from engine.spec.recipe import Recipe
+from engine.train.backlog import Backlog
 from engine.train.build import Engine
 from engine.train.policy import Policy
 from engine.train.resume import (
@@ -90,8 +91,7 @@ class Saver:
         self._two: TwoStage | None = None
         self._warming: threading.Thread | None = None
         self._held_s = 0.0
-        self._begun: dict[int, float] = {}
-        self._late = 0.0
+        self._backlog = Backlog(self.spec.deadline_s)
         self._cautioned = False
         self._value: float | None = None
 
@@ -281,8 +281,7 @@ class Saver:
         self._held_s = taken.seconds
         if taken.folder:
             self.saved = done
-            self._begun[done] = time.monotonic()
-        self._begun.pop(taken.dropped_step, None)
+            self._backlog.begin(done, time.monotonic(), dropped=taken.dropped_step)
 
     def _save_in_step(self, meta: CheckpointMeta) -> None:
         start = time.monotonic()
@@ -310,24 +309,23 @@ class Saver:
 
     def _look(self) -> None:
         """Note what the flusher has committed, and say so if it takes too long (rank 0)."""
-        if self._two is None or self.mesh.rank or not self._begun:
+        backlog = self._backlog
+        if self._two is None or self.mesh.rank or not backlog:
             return
         status, now = self._two.status(), time.monotonic()
         if status.caution and not self._cautioned:
             self._cautioned = True
             logger.warning("%s", status.caution)
         # After failures a newer step may be committed before an older one: idle means all are.
-        limit = max(self._begun) if self._two.is_idle() else status.committed_step
-        for step in [s for s in self._begun if s <= limit]:
-            took = now - self._begun.pop(step)
+        limit = backlog.newest if self._two.is_idle() else status.committed_step
+        for step, took in backlog.arrive(limit, now):
             if step == limit:
                 self.policy.flushed(took)
                 logger.info("step %d is in the store after %.1f s", step, took)
-        oldest = min(self._begun.values(), default=now)
-        if now - oldest > self.spec.deadline_s and now - self._late > self.spec.deadline_s:
-            self._late = now
+        if late := backlog.complaint(now):
             logger.warning(
-                "step %d is not in the store after %.0f s: %s", min(self._begun), now - oldest,
+                "step %d is not in the store after %.0f s%s: %s", late.step, late.seconds,
+                f" and {late.dropped} saves that gave way" if late.dropped else "",
                 status.error or f"{status.done_bytes} of {status.total_bytes} bytes are written",
             )  # fmt: skip
 
@@ -383,9 +381,9 @@ class Saver:
                 )
             if enough:
                 return
-        if self.mesh.rank == 0 and self._begun:
+        if self.mesh.rank == 0 and self._backlog:
             logger.info("all saves are durable after %.1f s more", time.monotonic() - began)
-        self._begun.clear()
+        self._backlog.clear()
 
     # -- help
 
