@@ -24,7 +24,7 @@ test: $(STAMP) ## all tests, the fastest first
 	$(BIN)/pytest
 
 test-fast: $(STAMP) ## tests that start no process
-	$(BIN)/pytest -m "not multi and not slow and not native and not gpu"
+	$(BIN)/pytest -n auto --maxprocesses 8 -m "not multi and not slow and not native and not gpu"
 
 coverage: $(STAMP) ## lines that tests run, by file (takes longer than make test)
 	rm -rf build/coverage && mkdir -p build/coverage

@@ -343,6 +343,7 @@ def bench_one(a, system, world, layout):
         layout=layout,
         cpu_pressure=wait_for_quiet(a.max_pressure, a.wait_quiet),
     )
+    os.makedirs(a.dir, exist_ok=True)
     workdir = tempfile.mkdtemp(prefix="ckpt-bench-", dir=a.dir)
     try:
         ev, peak, err = run_phase(a, system, world, layout, "save", workdir, a.limit)

@@ -2,24 +2,22 @@
 
 import ast
 
-import pytest
-
 from engine import errors
 from msctl.app import COMMANDS, CommandEntry
 from tests.house.source import dotted, files, name, nodes
 from tests.msctl.sample import KINDS
 
 
-def _raised(path):
-    """Calls of the error kinds in a file."""
-    for node in nodes(path):
-        if isinstance(node, ast.Call) and dotted(node.func) in KINDS:
-            yield node
+def _raised():
+    """Calls of the error kinds, each with its file."""
+    for path in files():
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and dotted(node.func) in KINDS:
+                yield path, node
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_every_error_is_given_a_remedy(path):
-    for call in _raised(path):
+def test_every_error_is_given_a_remedy():
+    for path, call in _raised():
         remedies = [k.value for k in call.keywords if k.arg == "remedy"]
         assert remedies, f"{name(path)}:{call.lineno}: {dotted(call.func)} without a remedy"
         text = remedies[0]

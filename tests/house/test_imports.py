@@ -2,8 +2,6 @@
 
 import ast
 
-import pytest
-
 from tests.house.source import ROWS, dotted, files, imports, name, nodes, room, room_of_module, tree
 
 TORCH_ROOMS = {"job", "train", "parallel", "model", "optim", "data", "ops", "comm", "device"}
@@ -25,31 +23,35 @@ def test_every_folder_is_a_room_of_the_table():
     assert {room(p) for p in files() if name(p) != "engine/__init__.py"} <= set(ROWS)
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_imports_go_down(path):
-    here = room(path)
-    if here == "__init__":
-        return
+def test_imports_go_down():
     wrong = []
-    for item in imports(path):
-        there = room_of_module(item.module)
-        if there in ROWS and there != here and ROWS[there] >= ROWS[here]:
-            wrong.append(f"{name(path)}:{item.line}: {here} imports {item.module}")
+    for path in files():
+        here = room(path)
+        for item in imports(path) if here != "__init__" else ():
+            there = room_of_module(item.module)
+            if there in ROWS and there != here and ROWS[there] >= ROWS[here]:
+                wrong.append(f"{name(path)}:{item.line}: {here} imports {item.module}")
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_torch_stays_behind_its_line(path):
-    if (room(path) in TORCH_ROOMS and name(path) != JOB_WITHOUT_TORCH) or name(path) in TORCH_FILES:
-        return
-    wrong = [f"{name(path)}:{i.line}" for i in imports(path) if i.module.split(".")[0] == "torch"]
+def test_torch_stays_behind_its_line():
+    free = [
+        path for path in files()
+        if name(path) not in TORCH_FILES
+        and (room(path) not in TORCH_ROOMS or name(path) == JOB_WITHOUT_TORCH)
+    ]  # fmt: skip
+    wrong = [f"{name(path)}:{i.line}" for path in free for i in imports(path)
+             if i.module.split(".")[0] == "torch"]  # fmt: skip
     assert not wrong, f"torch is imported by {wrong}"
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_only_msctl_knows_the_terminal(path):
-    if room(path) == "msctl":
-        return
+def test_only_msctl_knows_the_terminal():
+    wrong = [line for path in files() if room(path) != "msctl" for line in _terminal(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def _terminal(path):
+    """What a file has to do with the terminal or the end of the process."""
     wrong = [f"{name(path)}:{i.line}: {i.module}" for i in imports(path)
              if i.module.split(".")[0] in TERMINAL]  # fmt: skip
     forbidden = {"print", "input", "exit"}
@@ -63,41 +65,35 @@ def test_only_msctl_knows_the_terminal(path):
         for node in nodes(path)
         if node not in process and isinstance(node, ast.Call) and dotted(node.func) in forbidden
     ]
-    assert not wrong, "\n".join(wrong)
+    return wrong
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_only_comm_calls_torch_distributed(path):
-    if room(path) == "comm" or name(path) in DISTRIBUTED_FILES:
-        return
-    wrong = [f"{name(path)}:{i.line}" for i in imports(path)
+def test_only_comm_calls_torch_distributed():
+    others = [p for p in files() if room(p) != "comm" and name(p) not in DISTRIBUTED_FILES]
+    wrong = [f"{name(path)}:{i.line}" for path in others for i in imports(path)
              if i.module.startswith("torch.distributed")]  # fmt: skip
-    wrong += [f"{name(path)}:{node.lineno}" for node in nodes(path)
+    wrong += [f"{name(path)}:{node.lineno}" for path in others for node in nodes(path)
               if dotted(node).startswith("torch.distributed")]  # fmt: skip
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("path", files(), ids=name)
-def test_cuda_is_called_in_few_files(path):
-    if name(path) in CUDA_FILES:
-        return
-    wrong = [f"{name(path)}:{node.lineno}" for node in nodes(path)
+def test_cuda_is_called_in_few_files():
+    others = [path for path in files() if name(path) not in CUDA_FILES]
+    wrong = [f"{name(path)}:{node.lineno}" for path in others for node in nodes(path)
              if dotted(node).startswith("torch.cuda")]  # fmt: skip
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("path", [p for p in files() if p.name == "__init__.py"], ids=name)
-def test_a_package_file_holds_its_docstring_and_nothing_else(path):
-    body = tree(path).body
-    assert ast.get_docstring(tree(path)), f"{name(path)} has no docstring"
-    allowed = 2 if name(path) == "msctl/__init__.py" else 1  # its __version__
-    assert len(body) <= allowed, f"{name(path)} holds more than its docstring"
+def test_a_package_file_holds_its_docstring_and_nothing_else():
+    for path in [p for p in files() if p.name == "__init__.py"]:
+        assert ast.get_docstring(tree(path)), f"{name(path)} has no docstring"
+        allowed = 2 if name(path) == "msctl/__init__.py" else 1  # its __version__
+        assert len(tree(path).body) <= allowed, f"{name(path)} holds more than its docstring"
 
 
-@pytest.mark.parametrize("path", [p for p in files() if room(p) not in ("job", "msctl")], ids=name)
-def test_the_environment_is_read_by_executables_only(path):
-    if name(path) == "engine/train/worker.py":  # the rank's entry point under torchrun
-        return
-    wrong = [f"{name(path)}:{node.lineno}" for node in nodes(path)
+def test_the_environment_is_read_by_executables_only():
+    executables = {"engine/train/worker.py"}  # the rank's entry point under torchrun
+    others = [p for p in files() if room(p) not in ("job", "msctl") and name(p) not in executables]
+    wrong = [f"{name(path)}:{node.lineno}" for path in others for node in nodes(path)
              if dotted(node) in ("os.environ", "os.getenv")]  # fmt: skip
     assert not wrong, wrong

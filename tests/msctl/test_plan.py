@@ -59,6 +59,7 @@ def test_the_paper_s_ladder(msctl):
     assert out.splitlines()[-1].startswith("LAMB, batch x3\t65.3 %")
 
 
+@pytest.mark.slow
 def test_goodput_exhaustive_and_emit(msctl):
     assert "effective training time" in msctl("plan", "--goodput", "--gpus", "12288").out
     assert "combinations" in msctl("plan", *HEAD, "--exhaustive").err

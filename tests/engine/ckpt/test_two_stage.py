@@ -1,4 +1,6 @@
+import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,12 @@ from engine.ckpt.catalog import catalog
 from engine.ckpt.flush import FlushOptions
 from engine.ckpt.leftovers import finish_leftovers
 from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.piece import Piece
+from engine.ckpt.prune import remove_checkpoint
+from engine.ckpt.restore import load_checkpoint
+from engine.ckpt.store import open_store
 from engine.ckpt.two_stage import TwoStage, _SlotView, choose_slot
+from engine.ckpt.verify import verify
 from engine.errors import CheckpointError
 from tests.engine.ckpt.faulty import judge
 from tests.engine.ckpt.state import dense, pieces_of
@@ -155,3 +162,52 @@ def test_a_store_that_cannot_be_written_stops_nothing_and_is_reported(tmp_path):
     assert 5 in steps
     assert steps <= {4, 5}
     two.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 16 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "msctl-test", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.multi
+def test_five_saves_that_do_not_fit_leave_nothing_but_what_was_committed(tmp_path, small_disk):
+    """Each takes 6 MiB of 16: two fit, five more fail in a row, and training is never held up."""
+    root = small_disk / "root"
+    tensor = torch.zeros(3 << 19, dtype=torch.float32)
+    piece = Piece(name="w", slot="param", global_shape=tensor.shape, box=((0, len(tensor)),),
+                  flat=(0, len(tensor)), tensor=tensor)  # fmt: skip
+    two = TwoStage(
+        root, [piece], rank=0, world=1, gather=lambda item: [item], spool=tmp_path / "spool",
+        options=FlushOptions(retry_first_s=0.02, retry_most_s=0.05),
+    )  # fmt: skip
+
+    def save(step):
+        tensor.fill_(step)
+        return two.save([piece], CheckpointMeta(step=step))
+
+    for step in (1, 2):
+        save(step)
+        assert two.wait(120)
+    for step in range(3, 8):
+        failures = two.status().failures
+        assert save(step).seconds < 5
+        wait_for(lambda seen=failures: two.status().failures >= seen + 2)
+    assert "No space left on device" in two.status().error
+    wait_for(lambda: len(list(root.iterdir())) <= 4)  # two whole ones and the two that still wait
+    assert [info.step for info in catalog(root) if info.state == "committed"] == [1, 2]
+    assert sum(f.stat().st_size for f in root.rglob("*") if f.is_file()) < 13 << 20
+    remove_checkpoint(open_store(root), "step-00000001")
+    wait_for(lambda: two.status().committed_step == 7)
+    two.close()
+    assert verify(root / "step-00000007").ok
+    assert verify(root / "step-00000002").ok
+    got = torch.empty_like(tensor)
+    load_checkpoint(root, [dataclasses.replace(piece, tensor=got)])
+    assert torch.equal(got, torch.full_like(got, 7.0))

@@ -78,6 +78,7 @@ def written(path, steps, monkeypatch, *, every):
     return load_spans(path.parent)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(steps=st.lists(st.lists(SPANS, max_size=5), min_size=1, max_size=3))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from engine.events.writer import EventWriter
 from engine.job import evidence
 from engine.job.evidence import judge, keep_evidence
@@ -39,6 +41,7 @@ def test_events_move_logs_are_cut_to_their_ends_and_the_verdict_names_the_rank(t
     assert (folder / "verdict.json").exists()
 
 
+@pytest.mark.slow
 def test_logs_of_a_large_job_are_all_kept_each_a_little(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(evidence, "_MOST_BYTES", 5000 * 100)
     (tmp_path / "log").mkdir()

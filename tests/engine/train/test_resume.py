@@ -72,6 +72,7 @@ def test_a_run_keeps_its_identity_and_no_other_has_it(tmp_path: Path):
     assert run_identity(tmp_path / "a") != run_identity(tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("two_stage", [True, False])
 def test_going_back_to_a_step_begins_a_branch_that_wins(tmp_path: Path, two_stage, monkeypatch):
     monkeypatch.setenv("MSCTL_SPOOL", str(tmp_path / "shm"))
