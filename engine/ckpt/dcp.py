@@ -8,6 +8,7 @@ read by an unpickler that knows the classes of that index and nothing else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import pickle
 import re
@@ -40,6 +41,7 @@ META = "msctl.meta"
 
 _INDEX_LIMIT = 1 << 30
 _META_LIMIT = 16 << 20
+_BLOCK = 16 << 20
 _MOMENT = re.compile(r"optim\.state\.(.+)\.(exp_avg|exp_avg_sq)")
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -80,16 +82,20 @@ def export_dcp(source: str | Path, out: str | Path) -> DcpReport:
     size = sum(held.numel() * held.element_size() for held in planner.empty.values())
     try:
         with _alone():
-            dcp.save(planner.empty, storage_writer=_writer(out), planner=planner, no_dist=True)
+            written = dcp.save(
+                planner.empty, storage_writer=_writer(out), planner=planner, no_dist=True
+            )
     except dcp.CheckpointException as error:
         raise _cause(out, error) from error
+    _all_there(written, planner.empty)
     return DcpReport(where=str(out), tensors=len(planner.empty), bytes=size)
 
 
 def _writer(out: str | Path) -> dcp.FileSystemWriter:
-    if is_url(out):
-        return FsspecWriter(str(out), thread_count=1, sync_files=False)  # no file here to sync
-    return dcp.FileSystemWriter(local(out), thread_count=1)
+    """torch's writer. It makes no copies ahead: each tensor is asked for when its turn has come."""
+    if is_url(out):  # no file here to sync
+        return FsspecWriter(str(out), thread_count=1, per_thread_copy_ahead=0, sync_files=False)
+    return dcp.FileSystemWriter(local(out), thread_count=1, per_thread_copy_ahead=0)
 
 
 @contextlib.contextmanager
@@ -114,8 +120,18 @@ def _cause(where: str | Path, error: dcp.CheckpointException) -> CheckpointError
     )
 
 
+def _all_there(written: index.Metadata, tensors: dict[str, Any]) -> None:
+    """Whether torch wrote each tensor before it asked for the next, which ends the one before."""
+    for at, info in (written.storage_data or {}).items():
+        least = tensors[at.fqn].numel() * tensors[at.fqn].element_size()
+        assert info.length >= least, f"torch wrote {info.length} of {least} bytes of {at.fqn}"
+
+
 class _Planner(dcp.DefaultSavePlanner):
-    """Gives torch's writer each tensor when it is written, not before."""
+    """Gives torch's writer each tensor when it is written, and takes its memory back afterwards.
+
+    The writer keeps every tensor of a file until the file is done, though it needs none any more.
+    """
 
     def __init__(self, store: Store, folder: str, manifest: Manifest) -> None:
         super().__init__(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
@@ -123,6 +139,7 @@ class _Planner(dcp.DefaultSavePlanner):
         meta = np.frombuffer(msgspec.json.encode(manifest.meta), np.uint8)
         self._meta = torch.from_numpy(meta.copy())
         self._slots: dict[str, tuple[str, str]] = {}
+        self._last = torch.empty(0)
         self.empty: dict[str, Any] = {META: self._meta}
         """Keys with tensors that have a shape and no memory."""
         for name, entry in manifest.tensors.items():
@@ -140,11 +157,24 @@ class _Planner(dcp.DefaultSavePlanner):
         name, slot = self._slots[key]
         entry = self._manifest.tensors[name]
         dtype = entry.slots[slot].dtype
-        tensor = torch.empty(entry.shape, dtype=_TORCH[dtype])
-        out = tensor.view(-1).view(torch.uint8).numpy()
+        self._last.untyped_storage().resize_(0)
+        _give_back()
+        tensor = self._last = torch.empty(entry.shape, dtype=_TORCH[dtype])
+        # Not tensor.numpy(): torch takes back no memory that it has lent.
+        memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+        out = (
+            np.frombuffer(memoryview(memory), np.uint8) if tensor.nbytes else np.empty(0, np.uint8)
+        )
         fill(self._store, self._folder, self._manifest,
              [Want(name, slot, dtype, whole(entry.shape), out)])  # fmt: skip
         return tensor
+
+
+def _give_back() -> None:
+    """Freed memory to the system; glibc keeps the holes between tensors of different sizes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def import_dcp(source: str | Path, out: str | Path) -> str:
@@ -179,14 +209,18 @@ def import_dcp(source: str | Path, out: str | Path) -> str:
 
     def views() -> Iterator[memoryview]:
         for piece in image.planned:
-            tensor = torch.empty(piece.region.shape, dtype=_TORCH[piece.dtype])
-            with _alone():
-                dcp.load({keys[piece]: tensor}, storage_reader=reader, no_dist=True)
-            yield tensor.view(-1).view(torch.uint8).numpy().data
+            yield from _blocks(reader.tensor(keys[piece]))
 
     part = write_part(target, folder, image, views(), rank=0)
     commit(target, folder, assemble(meta, [part], 1))
     return folder
+
+
+def _blocks(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, copied: who is given them does not hold the tensor until the next."""
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    for at in range(0, len(data), _BLOCK):
+        yield data[at : at + _BLOCK].copy().data
 
 
 class _Reader(dcp.FileSystemReader):
@@ -201,6 +235,9 @@ class _Reader(dcp.FileSystemReader):
             remote = FsspecReader(str(source))
             self.fs, self.path = remote.fs, remote.path
         self._index = read_index(body, f"{source}/{INDEX}")
+        self._parts: dict[str, list[Any]] = {}
+        for at, info in (self._index.storage_data or {}).items():
+            self._parts.setdefault(at.fqn, []).append(info)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> index.Metadata:
         """The index, read once."""
@@ -210,6 +247,40 @@ class _Reader(dcp.FileSystemReader):
         """Tensors by key."""
         found = self._index.state_dict_metadata
         return {k: v for k, v in found.items() if isinstance(v, index.TensorStorageMetadata)}
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """A whole tensor; one that was stored in one part is in memory once, others twice."""
+        entry, parts = self.tensors()[key], self._parts.get(key, [])
+        try:
+            if len(parts) == 1 and not getattr(parts[0], "transform_descriptors", None):
+                return self._part(key, entry, parts[0])
+            tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+            with _alone():
+                dcp.load({key: tensor}, storage_reader=self, no_dist=True)
+            return tensor
+        except dcp.CheckpointException as error:
+            raise _cause(str(self.path), error) from error
+
+    def _part(self, key: str, entry: index.TensorStorageMetadata, info: Any) -> torch.Tensor:
+        """What torch's reader does with an item, without a second tensor to copy it to."""
+        path = self.fs.concat_path(self.path, info.relative_path)
+        try:
+            with self.fs.create_stream(path, "rb") as stream:
+                part = torch.load(
+                    self._slice_file(stream, info), map_location="cpu", weights_only=True
+                )
+            same = (part.shape, part.dtype) == (entry.size, entry.properties.dtype)
+        except Exception as error:  # a broken archive may raise anything
+            raise CheckpointError(
+                f"{path}: {key[:80]} cannot be read: {type(error).__name__}: {str(error)[:200]}",
+                remedy="save it again with torch.distributed.checkpoint",
+            ) from error
+        if not same:
+            raise CheckpointError(
+                f"{path}: {key[:80]} is no {entry.properties.dtype} of {list(entry.size)}",
+                remedy="save it again with torch.distributed.checkpoint",
+            )
+        return part
 
     def meta(self) -> CheckpointMeta:
         """What an export of ours put in, or step 0."""

@@ -2,15 +2,19 @@
 
 import os
 import pickle
+import shutil
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as index
 
 from engine.ckpt.catalog import read_manifest
 from engine.ckpt.dcp import export_dcp, import_dcp, key_of, name_of
-from engine.ckpt.piece import SLOTS
+from engine.ckpt.piece import SLOTS, Piece
+from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.show import diff
 from engine.ckpt.store import open_store
 from engine.ckpt.verify import verify
@@ -52,6 +56,53 @@ def test_what_torch_saved_is_imported(tmp_path):
     dcp.load(got, checkpoint_id=str(tmp_path / "again"), no_dist=True)
     assert torch.equal(got["model.a.weight"], weight)
     assert torch.equal(got["optim.state.a.weight.exp_avg"], moment)
+
+
+def test_an_import_puts_together_what_lies_in_parts(tmp_path):
+    """As FSDP saves it: a tensor in pieces of its first dimension."""
+    where = str(tmp_path / "theirs")
+    whole = torch.arange(24.0).view(6, 4)
+    dcp.save({"model.a.weight": whole}, checkpoint_id=where, no_dist=True)
+    body = (tmp_path / "theirs" / ".metadata").read_bytes()
+    found = pickle.loads(body)
+    halves = {}
+    for row in (0, 3):
+        one = str(tmp_path / f"half-{row}")
+        dcp.save({"model.a.weight": whole[row : row + 3].clone()}, checkpoint_id=one, no_dist=True)
+        (tmp_path / f"half-{row}" / "__0_0.distcp").rename(tmp_path / "theirs" / f"{row}.distcp")
+        halves[row] = pickle.loads((tmp_path / f"half-{row}" / ".metadata").read_bytes())
+    entry = found.state_dict_metadata["model.a.weight"]
+    entry.chunks[:] = [
+        index.ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([3, 4])) for row in (0, 3)
+    ]
+    found.storage_data = {
+        index.MetadataIndex("model.a.weight", torch.Size([row, 0]), n): replace(
+            next(iter(halves[row].storage_data.values())), relative_path=f"{row}.distcp"
+        )
+        for n, row in enumerate((0, 3))
+    }
+    (tmp_path / "theirs" / ".metadata").write_bytes(pickle.dumps(found))
+    name = import_dcp(where, tmp_path / "ours")
+    got = torch.empty(24)
+    piece = Piece(name="a.weight", slot="param", global_shape=(6, 4), box=((0, 6), (0, 4)),
+                  flat=(0, 24), tensor=got)  # fmt: skip
+    load_checkpoint(tmp_path / "ours" / name, [piece])
+    assert torch.equal(got.view(6, 4), whole)
+
+
+def test_a_part_that_is_no_archive_or_another_tensor_is_an_error(tmp_path):
+    for name, value in (("a", torch.zeros(3)), ("b", torch.zeros(4))):
+        dcp.save({"model.w": value}, checkpoint_id=str(tmp_path / name), no_dist=True)
+    data = tmp_path / "a" / "__0_0.distcp"
+    shutil.copy(tmp_path / "b" / "__0_0.distcp", data)
+    with pytest.raises(CheckpointError, match=r"model\.w is no torch.float32 of \[3\]"):
+        import_dcp(tmp_path / "a", tmp_path / "ours")
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(CheckpointError, match=r"model\.w cannot be read"):
+        import_dcp(tmp_path / "a", tmp_path / "ours")
+    data.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.w cannot be read: FileNotFoundError"):
+        import_dcp(tmp_path / "a", tmp_path / "ours")
 
 
 @pytest.mark.parametrize("where", ["memory://test_dcp/a/b", "file://{tmp}/dcp"])
