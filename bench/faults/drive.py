@@ -23,9 +23,11 @@ def main() -> None:
         print(f"{time.monotonic() - begin:8.2f} {text}", flush=True)
 
     def words(node: str) -> list[str]:
-        """Before a node's command: its place in the network, and the library that can be wedged."""
-        lies = [f"LD_LIBRARY_PATH={nvml}", f"MSCTL_BENCH_WEDGED={folder}/wedged-{node}"]
-        return Network.words(node) + (lies if nvml else [])
+        """Before a node's command: its place in the network, its own memory, a library to wedge."""
+        own = [f"MSCTL_NODE={node}"]  # they share a host's name, and would share its snapshots
+        if nvml:
+            own += [f"LD_LIBRARY_PATH={nvml}", f"MSCTL_BENCH_WEDGED={folder}/wedged-{node}"]
+        return Network.words(node) + own
 
     nvml = os.environ.get("MSCTL_BENCH_NVML", "")
     launcher = ProcessLauncher(wrap=words, comes_back=True)

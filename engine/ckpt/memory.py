@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.ckpt.arena import Spool, Ticket, map_slot
 from engine.ckpt.arena import spool_folder as default_spool
+from engine.ckpt.catalog import parse_folder
 from engine.ckpt.digest import ChunkDigests
 from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.piece import Piece
@@ -49,6 +50,7 @@ def load_from_memory(
     """Fill the pieces from the newest snapshot that all ranks have whole; None if there is none.
 
     Called by all ranks together, before a TwoStage of the new run takes the arena.
+    pieces    what this rank owns, as it was saved; a rank that owns nothing has no say
     at_least  step below which a snapshot is too old: the store has a newer one
     """
     folder = spool or default_spool(absolute(root))
@@ -58,14 +60,25 @@ def load_from_memory(
         for name, places in found.items()
         if _step(places) >= at_least and _usable(Spool(folder), places, pieces)
     ]
-    every = [msgspec.json.decode(_bytes(m), type=list[str]) for m in gather(_encode(mine))]
-    common = set(mine).intersection(*every)
+    votes = [msgspec.json.decode(_bytes(m), type=list[str] | None)
+             for m in gather(msgspec.json.encode(mine if pieces else None))]  # fmt: skip
+    voters = [set(vote) for vote in votes if vote is not None]
+    common = set.intersection(*voters) if voters else set()
     if not common:
+        if any(voters):
+            logger.warning("no snapshot is whole in memory: this rank has %s of %s here and needs "
+                           "one from step %d on", mine, sorted(found), at_least)  # fmt: skip
         return None
-    newest = max(common, key=lambda name: _step(found[name]))
+    newest = max(common, key=lambda name: parse_folder(name) or (-1, 0))
     for piece in pieces:
         _copy(Spool(folder), found[newest][_key(piece)], piece)
-    meta = next(iter(found[newest].values())).ticket.meta
+    meta = next(iter(found[newest].values())).ticket.meta if pieces else None
+    if None in votes:  # those without a say are told
+        tells = votes.index(next(vote for vote in votes if vote is not None))
+        meta = msgspec.json.decode(
+            _bytes(gather(msgspec.json.encode(meta))[tells]), type=CheckpointMeta
+        )
+    assert meta is not None, "a rank that owns something has its ticket"
     logger.info("step %d restored from memory", meta.step)
     return meta
 
@@ -127,10 +140,6 @@ def _copy(spool: Spool, place: _Place, piece: Piece) -> None:
 
 def _key(piece: Piece) -> _Key:
     return piece.name, piece.slot, tuple(piece.box), piece.flat
-
-
-def _encode(names: list[str]) -> bytes:
-    return msgspec.json.encode(names)
 
 
 def _bytes(item: object) -> bytes:

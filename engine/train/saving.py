@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from engine.ckpt.arena import SLOTS, Spool, spool_folder
 from engine.ckpt.catalog import ABANDONED, begin_branch, parse_folder
 from engine.ckpt.flush import FlushOptions
 from engine.ckpt.leftovers import finish_together
-from engine.ckpt.manifest import CheckpointMeta
+from engine.ckpt.manifest import COMMITTED, MARKER_LIMIT, CheckpointMeta
 from engine.ckpt.memory import load_from_memory
 from engine.ckpt.partner import PEERS
 from engine.ckpt.prune import keep_newest
@@ -50,7 +51,7 @@ from engine.train.resume import (
     run_identity,
     run_mark,
 )
-from engine.train.state import loaded, pieces_to_load, pieces_to_save
+from engine.train.state import loaded, pieces_to_load, pieces_to_save, share_copies
 from engine.train.task import RankTask
 
 logger = logging.getLogger(__name__)
@@ -104,13 +105,15 @@ class Saver:
         """
         if self._attempt == 0 and self.spec.path:
             agree(self.gather, self._check_store)
-        meta = None
-        if wish == "auto" and self.spec.two_stage:
-            meta = self._from_memory()
+        in_memory = wish == "auto" and self.spec.two_stage
+        meta = self._from_memory(self._begun_step) if in_memory else None
         if meta is None:
             finish_together(
                 self.spool, lead=self._lead, gather=self.gather, timeout_s=self.spec.deadline_s
             )
+            if in_memory:  # what was begun in the store may have lost a part with a node
+                meta = self._from_memory(self._committed_step)
+        if meta is None:
             meta = self._from_store(wish)
         if meta is not None:
             loaded(self.engine)
@@ -119,29 +122,39 @@ class Saver:
             self._two = self._open_two_stage()
         return meta.step if meta else 0
 
-    def _from_memory(self) -> CheckpointMeta | None:
+    def _from_memory(self, newest: Callable[[], bytes]) -> CheckpointMeta | None:
         """The newest snapshot that all ranks have, unless the store has a newer checkpoint."""
         if self._ring:
             bring_copies(
                 self.spool, self._ring, rank=self.mesh.rank, lead=self._lead, gather=self.gather
             )
-        pieces = pieces_to_load(self.engine)
-        newest = int(agree(self.gather, self._newest_step)[0])
         meta = load_from_memory(
-            self.root, pieces, gather=self.gather, spool=self.spool, at_least=newest
-        )
-        if meta is not None and self.mesh.rank == 0:
-            logger.info("resumed from step %d, which was still in memory", meta.step)
+            self.root, pieces_to_save(self.engine), gather=self.gather, spool=self.spool,
+            at_least=int(agree(self.gather, newest)[0]),
+        )  # fmt: skip
+        if meta is not None:
+            share_copies(self.engine)
+            if self.mesh.rank == 0:
+                logger.info("resumed from step %d, which was still in memory", meta.step)
         return meta
 
-    def _newest_step(self) -> bytes:
-        """The newest step that has a folder in the store, by its name alone."""
+    def _begun_step(self) -> bytes:
+        """The newest step that has a folder in the store: it may still be completed."""
+        return self._newest_step("")
+
+    def _committed_step(self) -> bytes:
+        """The newest step that is whole in the store, by its marker alone."""
+        return self._newest_step(COMMITTED)
+
+    def _newest_step(self, marker: str) -> bytes:
         if self.mesh.rank:
             return b""
         try:
             store = open_store(self.root)
             named = ((parse_folder(name), name) for name in store.folders())
             for parsed, name in sorted((p, name) for p, name in named if p)[::-1]:
+                if marker and store.get(f"{name}/{marker}", MARKER_LIMIT) is None:
+                    continue
                 if store.get(f"{name}/{ABANDONED}", _MARK_BYTES) is None:
                     return str(parsed[0]).encode()
         except EngineError as error:

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from engine.ckpt.piece import Piece, Slot
+from engine.comm.collectives import broadcast
 from engine.train.build import Engine, Unit
 
 
@@ -22,6 +23,27 @@ def pieces_to_save(engine: Engine) -> list[Piece]:
             continue
         found += [piece for piece in _pieces(unit) if mesh.tp.index == 0 or not _is_whole(piece)]
     return found
+
+
+def share_copies(engine: Engine) -> None:
+    """Give what the owners have, and `pieces_to_save` names, to all ranks that hold copies of it.
+
+    Called by all ranks together, after each has filled what it owns: copies may be on nodes that
+    have nothing of it in memory. Within a stage first, then from the first stage to the last, then
+    to the other replicas, so that each has it before it gives it on.
+    """
+    mesh = engine.mesh
+    for unit in engine.all_units():
+        if mesh.tp.size > 1:
+            for piece in _pieces(unit):
+                if _is_whole(piece):
+                    broadcast(piece.tensor, 0, mesh.tp).wait()
+        flats = [unit.shard.master, *(unit.optimizer.state[slot] for slot in unit.optimizer.slots)]
+        groups = [mesh.tied] if unit is engine.tied else []
+        groups += [mesh.dp_reduce] if unit.shard.zero == 0 else []
+        for group in groups:
+            for flat in flats:
+                broadcast(flat, 0, group).wait()
 
 
 def loaded(engine: Engine) -> None:

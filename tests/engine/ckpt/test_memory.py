@@ -41,3 +41,30 @@ def test_another_layout_or_a_damaged_image_goes_to_the_store(tmp_path, monkeypat
     image.write_bytes(data)
     assert [meta.step for meta, _ in restore(root, spool)] == [5, 5]
     assert "step 6 in memory is damaged" in caplog.text
+
+
+def test_a_rank_that_owns_nothing_goes_along_with_the_others(tmp_path, monkeypatch):
+    """Also on a node that has nothing in memory: what it holds are copies."""
+    root, spool = tmp_path / "root", tmp_path / "spool"
+    snapshot(str(root), spool, [5, 6], monkeypatch)
+
+    def work(rank, gather):
+        owner = rank < WORLD
+        pieces = pieces_of(rank, 1, WORLD, torch.float32) if owner else []
+        place = spool if owner else tmp_path / "elsewhere"
+        return load_from_memory(root, pieces, gather=gather, spool=place)
+
+    assert [meta.step for meta in Ranks(WORLD + 1).run(work)] == [6] * (WORLD + 1)
+
+
+def test_a_node_without_memory_is_named_by_what_its_ranks_lack(tmp_path, monkeypatch, caplog):
+    root, spool = tmp_path / "root", tmp_path / "spool"
+    snapshot(str(root), spool, [5, 6], monkeypatch)
+
+    def work(rank, gather):
+        place = spool if rank else tmp_path / "elsewhere"
+        pieces = pieces_of(rank, 1, WORLD, torch.float32)
+        return load_from_memory(root, pieces, gather=gather, spool=place)
+
+    assert Ranks(WORLD).run(work) == [None] * WORLD
+    assert "no snapshot is whole in memory: this rank has [] of [] here" in caplog.text

@@ -95,6 +95,23 @@ def test_a_dead_run_goes_on_from_memory_without_reading_the_store(
     kept(folder)
 
 
+def test_a_newer_save_that_was_only_begun_in_the_store_does_not_hide_what_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As when a node was lost with its part of it."""
+    whole = numbers(run(tmp_path / "whole", recipe()))
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    made = recipe(checkpoint=TWO)
+    crash(loop_of(folder, made), at=4)
+    (folder / "ckpt" / "step-00000005").mkdir(parents=True)
+    (folder / "ckpt" / "step-00000005" / "ATTEMPT").write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.train.saving, "load_checkpoint", None)
+        loop_of(folder, made).run()
+    assert numbers(run(folder, made)) == whole
+
+
 def test_a_half_copied_snapshot_is_not_taken_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,11 +1,17 @@
 """The state that is saved: every element of every tensor once, whatever the layout."""
 
+import math
+import zlib
+
 import pytest
 import torch
 
+from bench.case import Ranks
+from bench.ranks import World
 from engine.ckpt.piece import SLOTS, Piece
+from engine.comm.world import Rendezvous, end_world
 from engine.spec.layout import ParallelLayout
-from engine.train.state import loaded, pieces_to_load, pieces_to_save
+from engine.train.state import loaded, pieces_to_load, pieces_to_save, share_copies
 from tests.engine.train.single import engine_of, recipe
 
 MADE = recipe(model={"layers": 4}, batch={"global_batch": 8, "micro_batch": 1})
@@ -76,3 +82,41 @@ def test_after_a_load_parameters_are_gathered_anew():
             unit.shard.finish_unshard()
         unit.shard.start_unshard()
         unit.shard.finish_unshard()
+
+
+def written(piece: Piece) -> torch.Tensor:
+    """What belongs into a piece: a number for each element of each tensor and slot."""
+    whole = torch.arange(math.prod(piece.global_shape)).view(piece.global_shape)
+    whole = whole + 10_000 * zlib.crc32(f"{piece.name} {piece.slot}".encode()) % 1_000_003
+    mine = whole[tuple(slice(a, b) for a, b in piece.box)].reshape(-1)
+    return mine[slice(*piece.flat)].to(piece.tensor.dtype)
+
+
+def copies(rank: int, meet: Rendezvous, args: dict) -> list[list[int]]:
+    """For each layout: pieces that were a copy, and those that are wrong after sharing."""
+    found = []
+    ranks = Ranks(rank, meet, 4)
+    for layout in args["layouts"]:
+        engine = ranks.trainer({"layout": layout, "shape": "gpt"}).engine
+        pieces, own = pieces_to_load(engine), pieces_to_save(engine)
+        for piece in pieces:
+            piece.tensor.fill_(-1.0)
+        for piece in own:
+            piece.tensor.copy_(written(piece))
+        share_copies(engine)
+        wrong = sum(not torch.equal(piece.tensor, written(piece)) for piece in pieces)
+        found.append([len(pieces) - len(own), wrong])
+    end_world()
+    return found
+
+
+@pytest.mark.multi
+def test_copies_are_filled_by_their_owners(world: World) -> None:
+    layouts = [
+        {"tp": 4}, {"pp": 2, "tp": 2}, {"pp": 2, "dp": 2, "zero": 1}, {"dp": 4, "zero": 0},
+        {"pp": 2, "dp": 2, "zero": 0}, {"tp": 2, "dp": 2, "zero": 0}, {"pp": 4},
+    ]  # fmt: skip
+    results = world.run(f"{__name__}:copies", 4, {"layouts": layouts})
+    for number, layout in enumerate(layouts):
+        assert sum(result[number][0] for result in results) > 0, f"{layout} has no copies"
+        assert [result[number][1] for result in results] == [0] * 4, layout
