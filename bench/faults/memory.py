@@ -2,15 +2,17 @@
 
     python -m bench.faults.memory --out build/memory --times 5
 
-The campaign's job with `checkpoint.partner`, nodes in network namespaces. At a random moment the
-whole store is taken away, and in turn a rank is killed, or all processes of a node and its memory
-with them; a spare takes its place. What the ranks go on from can then only come from memory. Each
-must lose no step that a snapshot had, and the losses must be those of a job that nothing happened
-to, bit by bit. Appends a row for each to rows.jsonl; exit 1 if one is wrong. Needs root.
+The campaign's job with `checkpoint.partner`, nodes in network namespaces; in turn with ZeRO and
+without, where all replicas but one hold nothing but copies. At a random moment the whole store is
+taken away, and in turn a rank is killed, or all processes of a node and its memory with them; a
+spare takes its place. What the ranks go on from can then only come from memory. Each must lose no
+step that a snapshot had, and the losses must be those of a job that nothing happened to, bit by
+bit. Appends a row for each to rows.jsonl; exit 1 if one is wrong. Needs root.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -34,8 +36,14 @@ _FIRST, _MOMENTS, _SETTLE_STEPS = 17, 10, 8
 _COPIED = 3
 """Steps after which the partner has a snapshot; a rank's own node has it after the next step."""
 FAULTS = ("kill", "node-kill")
-PARTNERS = RECIPE.replace("keep = 3\n", "keep = 3\npartner = true\n")
+ZEROS = (2, 0)
 _RESUMED = re.compile(r"resumed from step (\d+), which was still in memory")
+
+
+def recipe(zero: int) -> str:
+    """The campaign's, with partners."""
+    text = RECIPE.replace("keep = 3\n", "keep = 3\npartner = true\n")
+    return text.replace("dp = 2\n", f"dp = 2\nzero = {zero}\n")
 
 
 def memory_of(run: Path, node: str) -> Path:
@@ -76,11 +84,12 @@ def texts(run: Path) -> str:
     )
 
 
-def one(out: Path, fault: str, seed: int) -> dict:
+def one(out: Path, fault: str, zero: int, seed: int) -> dict:
     """A job of its own with one fault, and what came of it."""
     rng = random.Random(seed)
-    folder, rank = out / f"{fault}-{seed}", rng.randrange(RANKS)
-    job = Job(folder, [], recipe=PARTNERS)
+    place = out / f"zero-{zero}"
+    folder, rank = place / f"{fault}-{seed}", rng.randrange(RANKS)
+    job = Job(folder, [], recipe=recipe(zero))
     try:
         at = _FIRST + rng.randrange(_MOMENTS)
         if not job.wait(at, 300.0):
@@ -97,7 +106,8 @@ def one(out: Path, fault: str, seed: int) -> dict:
     said = texts(folder)
     resumed = sorted({int(step) for step in _RESUMED.findall(said)})
     row = {
-        "fault": fault, "step": before, "node": node, "rank": rank, "healthy": healthy,
+        "fault": fault, "zero": zero, "step": before, "node": node, "rank": rank,
+        "healthy": healthy,
         "resumed_from": resumed, "steps_lost": max((r.steps_lost for r in found), default=-1),
         "from_store": "resumed from step" in _RESUMED.sub("", said) or "read bytes=" in said,
         "first_step_s": round(found[0].incident.time_s - when + (found[0].stepped_s or 0), 2)
@@ -105,7 +115,7 @@ def one(out: Path, fault: str, seed: int) -> dict:
         "load": os.getloadavg()[0], "seed": seed,
     }  # fmt: skip
     mine = losses(folder)
-    same = losses(reference(out, len(mine), PARTNERS))
+    same = losses(reference(place, len(mine), recipe(zero)))
     row["bitwise"] = bool(mine) and mine == same[: len(mine)]
     copied = before - _COPIED if fault == "node-kill" else before - 1
     row["passed"] = (
@@ -126,8 +136,8 @@ def main() -> None:
     seed, wrong = int(time.time()) % 1_000_000, 0
     with Network(NODES + SPARES):
         for number in range(args.times):
-            for fault in FAULTS:
-                row = one(args.out, fault, seed + number)
+            for fault, zero in itertools.product(FAULTS, ZEROS):
+                row = one(args.out, fault, zero, seed + number)
                 wrong += not row["passed"]
                 print(json.dumps(row), flush=True)
                 append_rows(args.out, [row])

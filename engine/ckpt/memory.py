@@ -1,8 +1,9 @@
 """Restart from the snapshots that a dead run left in this node's memory, without the store.
 
-The spool outlives the ranks. If every rank finds all its pieces in some snapshot of one step, cut
-as it needs them, the state is copied from there; otherwise the store is read. What was flushed
-since is checked against its digests first (paper 4.4: recovery in seconds).
+The spool outlives the ranks. If every rank finds all that it owns in some snapshot of one step, cut
+as it needs it, the state is copied from there; otherwise the store is read. Copies of what others
+own are the caller's business. What was flushed since is checked against its digests first (paper
+4.4: recovery in seconds).
 """
 
 from __future__ import annotations
