@@ -9,6 +9,7 @@ own are the caller's business. What was flushed since is checked against its dig
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,10 @@ from engine.ckpt.store import absolute
 logger = logging.getLogger(__name__)
 
 _Key = tuple[str, str, tuple[tuple[int, int], ...], tuple[int, int]]
+
+
+_Maps = dict[tuple[int, int], mmap.mmap]
+"""Mapped memory by rank and slot."""
 
 
 class _Place(NamedTuple):
@@ -56,11 +61,12 @@ def load_from_memory(
     """
     folder = spool or default_spool(absolute(root))
     found = _snapshots(Spool(folder)) if folder.is_dir() else {}
-    mine = [
-        name
+    usable = {
+        name: maps
         for name, places in found.items()
-        if _step(places) >= at_least and _usable(Spool(folder), places, pieces)
-    ]
+        if _step(places) >= at_least and (maps := _maps(Spool(folder), places, pieces)) is not None
+    }
+    mine = list(usable)
     votes = [msgspec.json.decode(_bytes(m), type=list[str] | None)
              for m in gather(msgspec.json.encode(mine if pieces else None))]  # fmt: skip
     voters = [set(vote) for vote in votes if vote is not None]
@@ -72,7 +78,7 @@ def load_from_memory(
         return None
     newest = max(common, key=lambda name: parse_folder(name) or (-1, 0))
     for piece in pieces:
-        _copy(Spool(folder), found[newest][_key(piece)], piece)
+        _copy(usable[newest], found[newest][_key(piece)], piece)
     meta = next(iter(found[newest].values())).ticket.meta if pieces else None
     if None in votes:  # those without a say are told
         tells = votes.index(next(vote for vote in votes if vote is not None))
@@ -102,26 +108,42 @@ def _step(places: dict[_Key, _Place]) -> int:
     return next((place.ticket.step for place in places.values()), -1)
 
 
-def _usable(spool: Spool, places: dict[_Key, _Place], pieces: Sequence[Piece]) -> bool:
+def _maps(spool: Spool, places: dict[_Key, _Place], pieces: Sequence[Piece]) -> _Maps | None:
+    """The memory that holds the pieces, None if some is not there, not whole or cut otherwise.
+
+    Once it is mapped it stays readable, should the flusher of a run that has ended free it.
+    """
     from engine.ckpt.snapshot import DTYPES
 
     used = {}
     for piece in pieces:
         place = places.get(_key(piece))
         if place is None or place.dtype != DTYPES.get(piece.tensor.dtype):
-            return False
+            return None
         used[place.rank, place.slot] = place.ticket
-    return all(_intact(spool, rank, slot, ticket) for (rank, slot), ticket in used.items())
+    maps: _Maps = {}
+    for (rank, slot), ticket in used.items():
+        if ticket.part.file is None:
+            return None
+        try:
+            maps[rank, slot] = map_slot(
+                spool.image(rank, slot), ticket.part.file.bytes, create=False
+            )
+        except OSError:
+            return None
+        if not _intact(maps[rank, slot], ticket):
+            return None
+    return maps
 
 
-def _intact(spool: Spool, rank: int, slot: int, ticket: Ticket) -> bool:
+def _intact(mapped: mmap.mmap, ticket: Ticket) -> bool:
     file = ticket.part.file
     if file is None:
         return False
     if ticket.state == "pending":
         return True
     digests = ChunkDigests(file.chunk_bytes)
-    with memoryview(map_slot(spool.image(rank, slot), file.bytes, create=False)) as memory:
+    with memoryview(mapped) as memory:
         digests.update(memory[: file.bytes])
     if digests.finish() == file.digests:
         return True
@@ -129,13 +151,11 @@ def _intact(spool: Spool, rank: int, slot: int, ticket: Ticket) -> bool:
     return False
 
 
-def _copy(spool: Spool, place: _Place, piece: Piece) -> None:
+def _copy(maps: _Maps, place: _Place, piece: Piece) -> None:
     from engine.ckpt.snapshot import from_host
 
-    file = place.ticket.part.file
-    assert file is not None, "checked by _intact"
-    memory = map_slot(spool.image(place.rank, place.slot), file.bytes, create=False)
     size = piece.region.size * piece.tensor.element_size()
+    memory = maps[place.rank, place.slot]
     from_host(piece.tensor, np.frombuffer(memory, np.uint8, size, place.offset))
 
 
