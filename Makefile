@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test test-fast coverage mutants house lint format types docs docs-site docs-check \
-	pictures bench bench-gpu package golden install clean
+	pictures bench bench-gpu gpu package golden install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,8 +65,13 @@ pictures: $(STAMP) ## draw the pictures of the documentation
 bench: $(STAMP) ## run the side-by-side benchmarks, write docs/explanation/benchmarks.md (an hour)
 	$(BIN)/python -m tools.bench
 
-bench-gpu: $(STAMP) ## the part that needs a GPU
+gpu: $(STAMP) ## on a machine with a GPU: its tests, then bench-gpu
+	$(BIN)/pytest -m gpu
+	$(MAKE) bench-gpu
+
+bench-gpu: $(STAMP) ## operators, and a training step beside plain torch, on a GPU
 	$(BIN)/python bench/ops/bench_ops.py --device cuda --dtype bf16 --rows 8192 --hidden 8192
+	$(BIN)/python -m bench.gpu --size 1.3b
 
 package: $(STAMP) ## wheel and source archive in dist/, tried in empty environments
 	$(BIN)/python -m tools.package
