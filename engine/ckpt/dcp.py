@@ -124,7 +124,12 @@ def _all_there(written: index.Metadata, tensors: dict[str, Any]) -> None:
     """Whether torch wrote each tensor before it asked for the next, which ends the one before."""
     for at, info in (written.storage_data or {}).items():
         least = tensors[at.fqn].numel() * tensors[at.fqn].element_size()
-        assert info.length >= least, f"torch wrote {info.length} of {least} bytes of {at.fqn}"
+        if info.length < least:
+            raise CheckpointError(
+                f"torch {torch.__version__} wrote {info.length} of {least} bytes of {at.fqn}: "
+                "it asks for tensors ahead of their turn",
+                remedy="delete what was exported, and export with torch 2.13",
+            )
 
 
 class _Planner(dcp.DefaultSavePlanner):

@@ -25,6 +25,7 @@ from engine.ckpt.manifest import CheckpointMeta
 from engine.ckpt.piece import Piece
 from engine.ckpt.save import Gather
 from engine.ckpt.store import absolute
+from engine.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def _maps(spool: Spool, places: dict[_Key, _Place], pieces: Sequence[Piece]) -> 
             maps[rank, slot] = map_slot(
                 spool.image(rank, slot), ticket.part.file.bytes, create=False
             )
-        except OSError:
+        except (OSError, CheckpointError):  # freed meanwhile, or cut short
             return None
         if not _intact(maps[rank, slot], ticket):
             return None

@@ -63,10 +63,14 @@ def plan_prune(
     """Decide for every folder under a root, oldest first; changes nothing."""
     store = open_root(root)
     now = time.time() if now_s is None else now_s
+    folders = _decide_folders(store, retention, now)
+    return folders + _decide_uploads(store, folders, retention.grace_s, now)
+
+
+def _decide_folders(store: Store, retention: Retention, now: float) -> list[Decision]:
     infos = [describe(store, folder) for folder in step_folders(store)]
     reasons = _wanted([info for info in infos if info.state == "committed"], retention)
-    folders = [_decide(store, info, reasons, retention.grace_s, now) for info in infos]
-    return folders + _decide_uploads(store, folders, retention.grace_s, now)
+    return [_decide(store, info, reasons, retention.grace_s, now) for info in infos]
 
 
 def prune(root: str | Path, decisions: Sequence[Decision]) -> list[str]:
@@ -109,7 +113,7 @@ def keep_newest(root: str | Path, last: int) -> list[str]:
     """The trainer's retention after a commit: keep `last` valid ones, 0 = all; what went."""
     if last == 0:
         return []
-    decisions = plan_prune(root, Retention(last=last))
+    decisions = _decide_folders(open_root(root), Retention(last=last), time.time())
     mine = ("committed", "damaged")  # what was abandoned, a person may still want
     return prune(root, [d for d in decisions if d.state in mine])
 

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as index
 
 from engine.ckpt.catalog import read_manifest
-from engine.ckpt.dcp import export_dcp, import_dcp, key_of, name_of
+from engine.ckpt.dcp import _all_there, export_dcp, import_dcp, key_of, name_of, read_index
 from engine.ckpt.piece import SLOTS, Piece
 from engine.ckpt.restore import load_checkpoint
 from engine.ckpt.show import diff
@@ -63,14 +63,13 @@ def test_an_import_puts_together_what_lies_in_parts(tmp_path):
     where = str(tmp_path / "theirs")
     whole = torch.arange(24.0).view(6, 4)
     dcp.save({"model.a.weight": whole}, checkpoint_id=where, no_dist=True)
-    body = (tmp_path / "theirs" / ".metadata").read_bytes()
-    found = pickle.loads(body)
+    found = read_index((tmp_path / "theirs" / ".metadata").read_bytes(), "theirs")
     halves = {}
     for row in (0, 3):
         one = str(tmp_path / f"half-{row}")
         dcp.save({"model.a.weight": whole[row : row + 3].clone()}, checkpoint_id=one, no_dist=True)
         (tmp_path / f"half-{row}" / "__0_0.distcp").rename(tmp_path / "theirs" / f"{row}.distcp")
-        halves[row] = pickle.loads((tmp_path / f"half-{row}" / ".metadata").read_bytes())
+        halves[row] = read_index((tmp_path / f"half-{row}" / ".metadata").read_bytes(), "half")
     entry = found.state_dict_metadata["model.a.weight"]
     entry.chunks[:] = [
         index.ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([3, 4])) for row in (0, 3)
@@ -88,6 +87,14 @@ def test_an_import_puts_together_what_lies_in_parts(tmp_path):
                   flat=(0, 24), tensor=got)  # fmt: skip
     load_checkpoint(tmp_path / "ours" / name, [piece])
     assert torch.equal(got.view(6, 4), whole)
+
+
+def test_a_tensor_that_torch_wrote_after_its_memory_was_taken_back_is_an_error(tmp_path):
+    """A torch that asks for tensors ahead would write nothing of the one before."""
+    written = dcp.save({"model.w": torch.zeros(0)}, checkpoint_id=str(tmp_path / "a"), no_dist=True)
+    _all_there(written, {"model.w": torch.zeros(0)})
+    with pytest.raises(CheckpointError, match=r"of 4000000 bytes of model\.w"):
+        _all_there(written, {"model.w": torch.zeros(1_000_000)})
 
 
 def test_a_part_that_is_no_archive_or_another_tensor_is_an_error(tmp_path):
