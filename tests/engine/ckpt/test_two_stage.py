@@ -208,8 +208,12 @@ def test_five_saves_that_do_not_fit_leave_nothing_but_what_was_committed(tmp_pat
     assert verify(root / "step-00000002").ok
     for name in ("step-00000001", "step-00000002"):
         remove_checkpoint(open_store(root), name)
-    # The newest two wait; now there is room for both, whichever is tried first.
-    wait_for(lambda: [i.step for i in catalog(root) if i.state == "committed"] == [6, 7])
+    # Two wait and have room now: the newest, and one that was being tried whenever another came.
+    assert two.wait(120), two.status()
+    steps = [info.step for info in catalog(root) if info.state == "committed"]
+    assert len(steps) == 2
+    assert 7 in steps
+    assert {info.state for info in catalog(root)} == {"committed"}
     two.close()
     assert verify(root / "step-00000007").ok
     got = torch.empty_like(tensor)
